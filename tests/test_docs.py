@@ -115,7 +115,17 @@ BATCH_AIS = (
 
 
 # Keys of batchai.yaml that the example of docs/project.md leaves to docs/reference.md.
-REFERENCE_ONLY = ("retries", "minNodes", "terminateGrace", "relayDeadline", "ranks", "systemMetrics", "artifacts", "umask")
+REFERENCE_ONLY = (
+    "retries",
+    "minNodes",
+    "terminateGrace",
+    "relayDeadline",
+    "ranks",
+    "systemMetrics",
+    "artifacts",
+    "umask",
+    "notify",
+)
 
 
 def test_every_setting_is_named() -> None:

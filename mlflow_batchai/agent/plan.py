@@ -248,6 +248,15 @@ class Artifacts:
 
 
 @dataclass(frozen=True)
+class Notify:
+    """Who is told of the job's end: ``url`` names secrets as ``${NAME}``, ``on`` has ends, ``command`` is an argv."""
+
+    url: str = ""
+    on: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Plan:
     """The whole plan.
 
@@ -322,6 +331,7 @@ class Plan:
     all_ranks: bool = False
     artifacts: Artifacts = Artifacts()
     model: Optional[Model] = None
+    notify: Optional[Notify] = None
     name: str = ""
     cluster: str = ""
     workspace: str = "default"

@@ -260,6 +260,7 @@ class JobPaths:
         code: what the job's code differs in from its git commit, if it is in git.
         reserve: a file whose room is for the attempt's last word on a share that is full.
         begun: a folder that whoever begins an attempt after the first creates.
+        notified: a folder that the follower creates before it tells people of the job's end.
         overrides: what such an attempt has of its own (``attempt/overrides.py``).
     """
 
@@ -277,6 +278,7 @@ class JobPaths:
         self.attempts = self._in("batchai/attempts")
         base = f"batchai/attempts/{attempt}"
         self.begun = self._in(base + "/begun")
+        self.notified = self._in(base + "/notified")
         self.overrides = self._in(base + "/attempt.json")
         self.submitted = self._in(base + "/submitted.json")
         self.nodes = self._in(base + "/nodes")

@@ -40,8 +40,11 @@ _named = named("sweep")
 @click.option(
     "--from", "file", metavar="FILE", type=click.Path(path_type=Path), help="Sets of parameters: CSV, or a YAML or JSON list."
 )
-@click.option("--random", "sample", metavar="N", type=click.IntRange(1), help="Only N of the combinations, by chance.")
-@click.option("--seed", metavar="N", type=int, default=0, show_default=True, help="Of --random: the same takes the same.")
+@click.option(
+    "--sampler", type=click.Choice(["grid", "random", "tpe"]), default="grid", show_default=True, help="What is tried."
+)
+@click.option("--trials", metavar="N", type=click.IntRange(1, 1000), help="How many jobs, of --sampler random or tpe.")
+@click.option("--seed", metavar="N", type=int, default=0, show_default=True, help="Of --sampler: the same tries the same.")
 @click.option("-e", "--entry-point", metavar="NAME", default="main", show_default=True, help="Entry point of the project.")
 @click.option("-v", "--version", metavar="COMMIT", help="Commit or branch of a project in git.")
 @click.option("--experiment-name", metavar="NAME", envvar="MLFLOW_EXPERIMENT_NAME", help="MLflow experiment.")
@@ -51,14 +54,17 @@ _named = named("sweep")
 @click.option("--cluster", metavar="NAME", help="Cluster.  [as `mlflow run` chooses it]")
 @click.option("--parallel", metavar="N", type=click.IntRange(1), help="Jobs at once.  [as many as have nodes, and one]")
 @click.option("--metric", metavar="NAME", help="What jobs are compared by.  [model.promoteIf, or a usual one]")
-@click.option("--mode", type=click.Choice(["max", "min"]), help="Whether more or less is better.  [less of a loss or an error]")
+@click.option("--goal", type=click.Choice(["maximize", "minimize"]), help="Of the metric.  [minimize a loss or an error]")
+@click.option("--stop", type=click.Choice(["median"]), help="End jobs that fall behind the median of their epoch.")
 @click.option("--no-wait", is_flag=True, help="Return at once.")
 def run(
     project: str,
     values: Sequence[str],
     file: Path | None,
-    sample: int | None,
-    seed: int,
+    sampler: str,
+    trials: int | None,
+    goal: str | None,
+    stop: str | None,
     experiment_name: str | None,
     no_wait: bool,
     **options: Any,
@@ -68,22 +74,43 @@ def run(
     A value with a comma is written as in CSV: -P 'layers="64,32",128' are two. With --from, each of its sets is combined with
     the values of -P. Everything is checked before anything starts. Exit code 0 only if all jobs succeeded.
 
+    Numbers may be a range: -P learning_rate=1e-5..1e-2:log -P units=16..128:16 (LOW..HIGH:STEP). --sampler random tries some by
+    chance (--trials N); tpe, which needs Optuna, goes by what it has seen: --sampler tpe --trials 40 --metric val_accuracy.
+
     A process of its own starts the jobs. Ctrl-C ends them all; a terminal that closes leaves the sweep, which goes on. The word
     `run` may be left out.
     """
     from mlflow_batchai.client import runner, submitting
     from mlflow_batchai.client.signals import Signals
-    from mlflow_batchai.sweep import driver, sweeps
-    from mlflow_batchai.sweep.parameters import combine, parse_values, read_rows
-    from mlflow_batchai.sweep.results import judge
+    from mlflow_batchai.sweep import driver, search, sweeps
+    from mlflow_batchai.sweep.parameters import combine, parse_values, read_rows, space
+    from mlflow_batchai.sweep.results import is_less_better, judge
     from mlflow_batchai.sweep.starter import plan_sweep
     from mlflow_batchai.tracking import runs
 
     if not values and file is None:
         raise UsageError("there is nothing to sweep: give a parameter's values (-P learning_rate=1e-4,3e-4) or --from FILE")
-    combinations, repeated = combine(parse_values(values), read_rows(file) if file else (), sample, seed)
+    if (sampler == "grid") == bool(trials):
+        raise UsageError("--trials N goes with --sampler random or tpe" if trials else f"--sampler {sampler} needs --trials N")
+    lists, rows = parse_values(values), read_rows(file) if file else ()
+    chosen, repeated = space(lists) if sampler != "grid" and not rows else {}, 0
+    if sampler == "tpe":
+        search.require()
+        if rows or not chosen:
+            raise UsageError(
+                "--sampler tpe chooses from lists and ranges of -P (learning_rate=1e-5..1e-2:log), not from a file"
+            )
+        combinations = [{name: texts[0] for name, texts in lists.items() if name not in chosen}] * (trials or 0)
+    else:
+        combinations, repeated = combine(lists, rows, trials, options["seed"])
     if repeated:
         notice(f"{repeated} combination(s) stand there more than once; each is run once")
+    options |= {
+        "space": chosen,
+        "asks": sampler == "tpe",
+        "stop": bool(stop),
+        "mode": {"maximize": "max", "minimize": "min"}.get(goal or ""),
+    }
     plan, ready = plan_sweep(project, combinations, notice, **options)
     store = tracking()
     if experiment_name:
@@ -95,7 +122,10 @@ def run(
     with signals.installed():  # half a sweep would be left as it is
         begun = sweeps.begin(plan, store, experiment.experiment_id, tags)
         where = runs.page(store.uri, experiment.experiment_id, begun.run_id) or store.uri
-        notice(f"sweep {plan.name}: {len(plan.combinations)} jobs, {plan.parallel} at once; run {begun.run_id}: {where}")
+        what = f"{len(plan.combinations)} jobs, {plan.parallel} at once"
+        if plan.metric:
+            what += f", to {'minimize' if is_less_better(plan.metric, plan.mode) else 'maximize'} {plan.metric}"
+        notice(f"sweep {plan.name}: {what}; run {begun.run_id}: {where}")
         if not no_wait:
             return _watch(begun, signals)
         if signals.cancelled:

@@ -25,10 +25,10 @@ PATIENCE_SECONDS = 10.0
 SHARE_PATIENCE_SECONDS, RETRY_SECONDS = 600.0, 2.0
 
 
-def cancel(submitted: Submitted, why: str = "") -> None:
-    """Ask for the job's end; returns at once. One that has ended stays as it is."""
+def cancel(submitted: Submitted, why: str = "", who: str | None = None) -> None:
+    """Ask for the job's end, in the name of this user if of none else; returns at once. One that has ended stays as it is."""
     if not submitted.job.state().ended:
-        submitted.job.request_cancel(user(), why)
+        submitted.job.request_cancel(user() if who is None else who, why)
 
 
 def state(submitted: Submitted, ending: bool = True) -> JobState:

@@ -28,6 +28,7 @@ from mlflow_batchai.documents.mlproject import EntryPoint, MLProject, bind, find
 from mlflow_batchai.documents.reading import read as read_document
 from mlflow_batchai.documents.reading import read_text
 from mlflow_batchai.errors import DocumentError, ProjectError, UsageError
+from mlflow_batchai.follower import notify
 from mlflow_batchai.follower.detached import Submitted
 from mlflow_batchai.follower.starting import attempt_fails_with_it, run_fails_with_it, start
 from mlflow_batchai.job import places, signing
@@ -140,7 +141,7 @@ def create(
             **prepared.credentials,
         }
         origin = Origin(plan, signing.examine(paths.plan, signed)[0], Signature.OWN)
-        submitted = Submitted(Job(share, folder, 1, origin), run_id, request.tracking)
+        submitted = Submitted(Job(share, folder, 1, origin), run_id, request.tracking, told=prepared.told)
         start(submitted, cluster, told)
     return submitted
 
@@ -234,7 +235,7 @@ def read(
     """
     project = load_project(_fetch(uri, version))
     entry = entry or find_entry_point(project, entry_point)
-    config, name, documents, warnings = _configuration(project, settings, settings_name)
+    config, name, documents, warnings = _configuration(project, settings, settings_name, _here(uri, version) is None)
     cluster, more = clusters.load(config.cluster or default("cluster"))
     for warning in untold([*warnings, *more]):
         say(warning)
@@ -288,6 +289,7 @@ def check(ready: Ready, say: Say) -> Ready:
         BatchAIError: they can't.
     """
     cluster, prepared = ready.source.cluster, ready.prepared
+    notify.check(prepared.plan.notify, {**prepared.secrets, **prepared.told})
     check_volumes(prepared.plan.volumes, cluster)
     checked = cluster.engine.check(prepared.plan.node_count, prepared.needs)
     for warning in checked.warnings:
@@ -416,16 +418,22 @@ def _shown(uri: str) -> str:
     return str(Path(uri).absolute()) if Path(uri).exists() else terminal.shown(uri)
 
 
+def _here(project_uri: str, version: str | None) -> Path | None:
+    """The folder of this machine that a project's address names, if it is not fetched."""
+    local = Path(project_uri.partition("#")[0].removeprefix("file://")).expanduser()
+    return local if version is None and local.is_dir() else None
+
+
 def _fetch(project_uri: str, version: str | None) -> Path:
     """The project's folder here: as it is for a local one, a clone or an unpacked archive otherwise."""
     uri, _, subdirectory = project_uri.partition("#")
     subdirectory = subdirectory.strip("/")
-    local = Path(uri.removeprefix("file://")).expanduser()
-    if version is None and local.is_dir():
+    if local := _here(project_uri, version):
         directory = local / subdirectory
         if not directory.is_dir():
             raise ProjectError(f"there is no folder '{subdirectory}' in {local}")
         return directory.absolute()
+    local = Path(uri.removeprefix("file://")).expanduser()
     if "://" not in uri and not uri.endswith((".git", ".zip")) and not uri.startswith("git@") and not local.exists():
         raise ProjectError(f"there is no project at {local.absolute()}")
     # Not fetch_and_validate_project: MLflow's own reader of an MLproject is another one than ours.
@@ -455,7 +463,7 @@ def _why(error: Exception) -> str:
 
 
 def _configuration(
-    project: MLProject, settings: Mapping[str, Any], settings_name: str
+    project: MLProject, settings: Mapping[str, Any], settings_name: str, is_fetched: bool
 ) -> tuple[BatchaiFile, str, list[Path], list[str]]:
     """batchai.yaml (or the MLproject's block) with the user's settings over it; its name, its files, warnings."""
     path = project.directory / "batchai.yaml"
@@ -469,6 +477,12 @@ def _configuration(
         source, files = str(path), [path]
     elif project.batchai is not None:
         base, source = project.batchai, f"{project.source} (batchai)"
+    told = base.get("notify")
+    if is_fetched and isinstance(told, Mapping) and told.get("command"):
+        raise DocumentError(
+            f"{source}: notify.command would run on this machine, and the project is not of this machine; take it over by"
+            f" {settings_name}, or into config.yaml, and drop it there"
+        )
     override = dict(settings)
     named = override.pop("config", None)
     if named is not None:

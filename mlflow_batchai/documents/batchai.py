@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from mlflow_batchai.documents import metric_rules
+from mlflow_batchai.documents.common import NotifySettings
 from mlflow_batchai.documents.fields import (
     Count,
     Name,
@@ -177,7 +178,7 @@ class BatchaiFile(SpecModel):
     ``relay_deadline`` is for how long a tracking server that is away is waited for once the job has ended. ``umask`` is the
     ranks'. ``ranks`` says whether what ranks but 0 say by ``mlflow.*`` is kept.
     ``system_metrics`` is how often nodes are sampled for their system metrics in the job's first hour: a duration, true (every
-    10 s) or false (0); None: as MLflow's own switch says.
+    10 s) or false (0); None: as MLflow's own switch says. ``notify`` says who is told of the end; None: config.yaml says it.
     """
 
     cluster: NonEmpty | None = None
@@ -195,6 +196,7 @@ class BatchaiFile(SpecModel):
     relay_deadline: Seconds = timedelta(hours=24)
     ranks: Literal["first", "all"] = "first"
     system_metrics: Annotated[Annotated[Seconds, lasting(timedelta(seconds=1))] | None, WrapValidator(_yes_or_interval)] = None
+    notify: NotifySettings | None = None
     wait: bool = True
     stage: Annotated[tuple[NonEmpty, ...], distinct("staged parameter")] = ()
     cache_preparation: Annotated[bool | tuple[NonEmpty, ...], BeforeValidator(_yes_or_files)] = False

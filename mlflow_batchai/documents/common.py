@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import model_validator
+from pydantic import BeforeValidator, SecretStr, model_validator
 
-from mlflow_batchai.documents.fields import NonEmpty, RelativePath, SecretText, Text, matching, refuse_repeats, wrong
+from mlflow_batchai.agent.plan import Notify
+from mlflow_batchai.documents.fields import NonEmpty, RelativePath, SecretText, Text, distinct, matching, refuse_repeats, wrong
 from mlflow_batchai.documents.model import SpecModel, exactly_one
 
 FileMode = Annotated[str, matching(r"[0-7]{3,4}", "be an octal mode in quotes, such as '0777'")]
@@ -52,6 +55,52 @@ def check_names(variables: tuple[EnvironmentVariable, ...], secrets: tuple[Secre
     """Raise if two variables or secrets share a name: which one would win was never documented."""
     names = [variable.name for variable in variables] + [secret.name for secret in secrets]
     refuse_repeats(names, "environment variable or secret")
+
+
+NAMED_SECRET = re.compile(r"\$\{(\w+)\}")
+# The name of a URL that is written out.
+NOTIFY_URL = "NOTIFY_URL"
+
+
+def _secret_unless_named(value: Any) -> Any:
+    if not isinstance(value, str) or not re.match(r"https?://\S|\$\{\w+\}|\*{10}$", value):
+        raise wrong("must be an address (https://...), or name a secret that has it: ${NAME}")
+    return value if NAMED_SECRET.search(value) else SecretStr(value)
+
+
+def _words(value: Any) -> Any:
+    try:
+        return shlex.split(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise wrong(f"can't be split into words: {error}") from None
+
+
+class NotifySettings(SpecModel):
+    """Who is told when a job has ended: ``url`` by a JSON POST, ``command`` by being run where the job was submitted.
+
+    A URL that is written out is a secret. One that names secrets (``${NAME}``) is none itself.
+    """
+
+    url: Annotated[str | SecretStr, BeforeValidator(_secret_unless_named)] | None = None
+    on: Annotated[tuple[Literal["failed", "succeeded", "terminated"], ...], distinct("end")] = ("failed", "succeeded")
+    command: Annotated[tuple[NonEmpty, ...], BeforeValidator(_words)] = ()
+
+    @model_validator(mode="after")
+    def _tells_somebody(self) -> NotifySettings:
+        if self.on and not (self.url or self.command):
+            raise wrong("needs url or command (or on: [], which tells nobody)")
+        return self
+
+    @property
+    def planned(self) -> Notify:
+        """The part of the plan that it is; it holds no secret."""
+        url = f"${{{NOTIFY_URL}}}" if isinstance(self.url, SecretStr) else self.url or ""
+        return Notify(url, self.on, self.command)
+
+    @property
+    def written_out(self) -> dict[str, str]:
+        """The URL by its name, if it is written out."""
+        return {NOTIFY_URL: self.url.get_secret_value()} if isinstance(self.url, SecretStr) else {}
 
 
 class StorageCredentials(SpecModel):

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from mlflow_batchai.documents.common import NotifySettings
 from mlflow_batchai.documents.fields import Endpoint, Name, NonEmpty, SecretText, matching
 from mlflow_batchai.documents.model import SpecModel, exactly_one
 
@@ -42,7 +43,11 @@ class AccountSettings(SpecModel):
 
 
 class SettingsFile(SpecModel):
-    """A whole config.yaml; every key is optional. ``shares`` maps a storage account to what opens it."""
+    """A whole config.yaml; every key is optional.
+
+    ``shares`` maps a storage account to what opens it. ``notify`` counts for jobs whose batchai.yaml has none.
+    """
 
     defaults: Defaults = Defaults()
     shares: dict[NonEmpty, AccountSettings] = Field(default_factory=dict)
+    notify: NotifySettings | None = None

@@ -14,7 +14,7 @@ from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.cluster import clusters
 from mlflow_batchai.config import home
 from mlflow_batchai.errors import JobError, JobNotTrustedError
-from mlflow_batchai.follower import service_client
+from mlflow_batchai.follower import notify, service_client
 from mlflow_batchai.follower.credentials import variables_of
 from mlflow_batchai.follower.service_client import Key
 from mlflow_batchai.follower.spawning import environment_for
@@ -37,6 +37,7 @@ class Submitted:
         told_at: when we gave it the job (``time.monotonic``).
         starts: how often that was news to it.
         secrets: what its agents were told and is written nowhere, for the follower of a job that may start again by itself.
+        told: secrets by name that only its follower is told (``notify``).
     """
 
     job: Job
@@ -46,6 +47,7 @@ class Submitted:
     told_at: float = 0.0
     starts: int = 0
     secrets: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    told: Mapping[str, str] = field(default_factory=dict, repr=False)
     _monitor: LeaseMonitor | None = field(default=None, init=False, repr=False)
 
     @property
@@ -84,6 +86,8 @@ def start_follower(submitted: Submitted) -> None:
         # What opens the control share is made anew for each attempt.
         told = {key: value for key, value in submitted.secrets.items() if key != "share" and value}
         told["environment"] = {name: os.environ[name] for name in variables_of(job.plan) if name in os.environ}
+    if named := notify.secrets(job, {**(submitted.secrets.get("variables") or {}), **submitted.told}):
+        told["notify"] = named
     share, folder = submitted.key
     order = {"share": share, "folder": folder, "run": job.plan.run_id, "job": job.plan.job, "told": told}
     found = service_client.follow(order, environment_for(submitted.tracking))

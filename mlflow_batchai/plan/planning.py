@@ -19,6 +19,7 @@ from mlflow_batchai.agent.plan import (
     LogPlace,
     MetricRule,
     Model,
+    Notify,
     OutputDirectory,
     Plan,
     PythonEnvironment,
@@ -107,6 +108,7 @@ class JobOptions:
         checkpoints: whether checkpoints go into the run's artifacts.
         exclude: patterns of files in output directories that don't.
         umask: the ranks'.
+        notify: who is told of the end; None: the user's config.yaml says it.
     """
 
     retries: int = 0
@@ -118,6 +120,7 @@ class JobOptions:
     checkpoints: bool = False
     exclude: tuple[str, ...] = ()
     umask: str = "077"
+    notify: Notify | None = None
 
 
 @dataclass(frozen=True)
@@ -249,6 +252,7 @@ def plan_job(program: Program, properties: JobProperties, document: SpecModel, c
         all_ranks=program.options.all_ranks,
         artifacts=Artifacts(program.options.checkpoints, tuple(program.options.exclude)),
         model=program.model,
+        notify=program.options.notify,
     )
     warnings += _undefined(properties, program.command, source)
     secrets = {entry.name: _secret(entry, source) for entry in properties.secrets}

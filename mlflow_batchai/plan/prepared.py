@@ -83,6 +83,7 @@ class Prepared:
         tools: programs that its nodes lack.
         changes: what the code differs in from its git commit (``plan.changes``), or None.
         warnings: sentences to print.
+        told: secrets that only its follower is told, by name.
     """
 
     name: str
@@ -99,6 +100,7 @@ class Prepared:
     warnings: list[str]
     tools: Sequence[StagedFile] = ()
     changes: dict[str, Any] | None = None
+    told: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def needs(self) -> Needs | None:

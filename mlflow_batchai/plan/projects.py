@@ -152,6 +152,7 @@ def prepare(
             checkpoints=config.artifacts.checkpoints,
             exclude=config.artifacts.exclude,
             umask=config.umask,
+            notify=config.notify.planned if config.notify else None,
         ),
     )
     planned = plan_job(program, properties, config, cluster, source)
@@ -186,6 +187,7 @@ def prepare(
         inputs,
         warnings,
         changes=changes,
+        told=config.notify.written_out if config.notify else {},
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mlflow_batchai.documents.common import NAMED_SECRET
 from mlflow_batchai.documents.reading import load_text
 from mlflow_batchai.errors import DocumentError
 from mlflow_batchai.storage.objects import BLOCK, StagedFile
@@ -74,7 +75,7 @@ def _is_document(path: Path) -> bool:
 
 def _gives_secrets(name: str, content: bytes) -> bool:
     """Whether it is a document (of a job, a cluster, a configuration) that gives secrets their values or opens storage."""
-    if len(content) > LARGEST_DOCUMENT or not any(word.encode() in content for word in ("secrets", *STORAGE_KEYS)):
+    if len(content) > LARGEST_DOCUMENT or not any(word.encode() in content for word in ("secrets", "notify", *STORAGE_KEYS)):
         return False
     try:
         found = load_text(content.decode("utf-8-sig"), name)
@@ -85,7 +86,11 @@ def _gives_secrets(name: str, content: bytes) -> bool:
     tasks = [_setup_task(place) for place in (block, properties)]
     lists = [place.get("secrets") for place in (block, properties, *tasks) if isinstance(place, Mapping)]
     entries = [entry for entries in lists if isinstance(entries, list) for entry in entries]
-    return any(isinstance(entry, Mapping) and entry.get("value") for entry in entries) or _opens_storage(found)
+    if any(isinstance(entry, Mapping) and entry.get("value") for entry in entries) or _opens_storage(found):
+        return True
+    notify = block.get("notify") if isinstance(block, Mapping) else None
+    url = str(notify.get("url") or "") if isinstance(notify, Mapping) else ""
+    return bool(url) and not NAMED_SECRET.search(url)
 
 
 def _setup_task(properties: Any) -> Any:

@@ -26,8 +26,8 @@ from mlflow_batchai.errors import BatchAIError, ClusterError, JobDetachedError, 
 from mlflow_batchai.follower import detached, spawning
 from mlflow_batchai.follower.detached import Submitted
 from mlflow_batchai.job.jobs import pause_after
-from mlflow_batchai.sweep import sweeps
-from mlflow_batchai.sweep.results import DELETED, Results, judge
+from mlflow_batchai.sweep import search, sweeps
+from mlflow_batchai.sweep.results import DELETED, STOPPED, Results, Row, judge
 from mlflow_batchai.sweep.starter import JobStarter
 from mlflow_batchai.sweep.sweeps import Sweep
 from mlflow_batchai.tracking import runs, stores
@@ -64,6 +64,8 @@ class Driver:
         self._submitted: dict[int, Submitted] = {}
         self._unfollowed: dict[int, str] = {}
         self._cancelled: set[int] = set()
+        self._shown: set[int] = set()
+        self._medians = search.Medians(self._mlflow, sweep.plan)
 
     def run(self) -> None:
         """Stay until the sweep's run has ended.
@@ -86,6 +88,10 @@ class Driver:
         for number in sorted(seen.active - set(self._unfollowed)):
             self._follow(seen.jobs[number], number)
         self._cancel(seen)
+        self._stop_early(seen)
+        if self._shown != (ended := set(seen.jobs) - seen.active):
+            self._shown = ended
+            self._show(judge(self._sweep.plan, seen.jobs, protocol.now_ms()))
         room = self._sweep.plan.parallel - len(seen.active - set(self._unfollowed))
         for number in seen.unstarted[: max(0, room)]:
             self._submit = self._submit or self._starter()
@@ -102,6 +108,16 @@ class Driver:
         for number in sorted((seen.active & set(self._submitted)) - self._cancelled) if seen.is_cancelled else ():
             runner.cancel(self._submitted[number], "the sweep was ended")
             self._cancelled.add(number)
+
+    def _stop_early(self, seen: sweeps.Seen) -> None:
+        """End the jobs that have fallen behind, each once; they say so before it is asked for, in case this process dies."""
+        for number in sorted((seen.active & set(self._submitted)) - self._cancelled) if self._sweep.plan.stop else ():
+            run = seen.jobs[number]
+            why = run.data.tags.get(sweeps.TAG_STOPPED) or self._medians.behind(seen.jobs, number)
+            if why:
+                self._mlflow.set_tag(run.info.run_id, sweeps.TAG_STOPPED, why)
+                runner.cancel(self._submitted[number], why, "")
+                self._cancelled.add(number)
 
     def _follow(self, run: Any, number: int) -> None:
         """See to it that a job has a follower, whichever process has started the job."""
@@ -141,19 +157,26 @@ class Driver:
         """End the sweep's run, with the results."""
         seen = sweeps.look(self._mlflow, self._sweep)
         found = judge(self._sweep.plan, seen.jobs, protocol.now_ms())
-        run_id, best = self._sweep.run_id, found.best
-        is_success = all(row.state in (protocol.SUCCEEDED, DELETED) for row in found.rows)
+        run_id, best = self._sweep.run_id, self._show(found)
+        is_success = all(row.state in (protocol.SUCCEEDED, STOPPED, DELETED) for row in found.rows)
         status = "FINISHED" if is_success else "KILLED" if seen.is_cancelled else "FAILED"
-        tags = {sweeps.TAG_NOTE: found.description}
-        if best is not None and found.metric is not None:
-            tags[sweeps.TAG_BEST] = str(best.runId)
-            tags[sweeps.TAG_BEST_METRIC] = f"{found.metric}={best.metrics[found.metric]!r}"
+        if best is not None:
             # The time is the job's end, so that a process that writes the metrics again adds no points.
             runs.log_metrics(self._mlflow, run_id, best.metrics, int(seen.jobs[best.index].info.end_time or 0))
         self._mlflow.log_dict(run_id, found.data(run_id, status), sweeps.RESULTS)
-        for name, value in tags.items():
-            self._mlflow.set_tag(run_id, name, runs.tag_text(value))
+        if figure := search.importances(self._sweep.plan, seen.jobs, self._say):
+            self._mlflow.log_figure(run_id, figure, sweeps.IMPORTANCES)
         self._mlflow.set_terminated(run_id, status)
+
+    def _show(self, found: Results) -> Row | None:
+        """Have the sweep's run say which job is the best, and return that."""
+        tags, best = {sweeps.TAG_NOTE: found.description}, found.best
+        if best is not None and found.metric is not None:
+            tags[sweeps.TAG_BEST] = str(best.runId)
+            tags[sweeps.TAG_BEST_METRIC] = f"{found.metric}={best.metrics[found.metric]!r}"
+        for name, value in tags.items():
+            self._mlflow.set_tag(self._sweep.run_id, name, runs.tag_text(value))
+        return best
 
 
 def _may_pass(error: BaseException) -> bool:

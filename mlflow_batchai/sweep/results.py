@@ -12,15 +12,15 @@ from mlflow_batchai.agent import protocol
 from mlflow_batchai.documents.batchai import BatchaiFile, Promotion
 from mlflow_batchai.job.metrics import metric_key
 from mlflow_batchai.sweep.parameters import shown, varying
-from mlflow_batchai.sweep.sweeps import Mode, SweepPlan
+from mlflow_batchai.sweep.sweeps import TAG_STOPPED, Mode, SweepPlan
 from mlflow_batchai.tracking import runs
 from mlflow_batchai.tracking.description import code
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-NOT_STARTED, TERMINATED, DELETED = "not started", "terminated", "deleted"
-UNSUCCESSFUL = (protocol.FAILED, TERMINATED, DELETED)
+NOT_STARTED, TERMINATED, DELETED, STOPPED = "not started", "terminated", "deleted", "stopped early"
+UNSUCCESSFUL = (STOPPED, protocol.FAILED, TERMINATED, DELETED)
 STATES = (protocol.SUCCEEDED, *UNSUCCESSFUL, protocol.TERMINATING, protocol.RUNNING, protocol.QUEUED, NOT_STARTED)
 # What jobs are compared by if nobody said: the first of these that a job has.
 USUAL_METRICS = ("val_accuracy", "val_loss", "accuracy", "loss")
@@ -37,7 +37,7 @@ class Row:
         state: one of ``STATES``.
         metrics: last values, without system metrics.
         seconds: from the start on all nodes to the end or now; None: not started.
-        reason: why it failed.
+        reason: why it failed, or was stopped.
     """
 
     index: int
@@ -58,7 +58,8 @@ class Row:
         """Describe how the job has ended."""
         value = f", {metric} {self.metrics[metric]:.6g}" if metric is not None and metric in self.metrics else ""
         why = f": {self.reason}" if self.state == protocol.FAILED and self.reason else ""
-        return f"job {self.name} {self.state}{value}{_which(self)}{why}"
+        state = self.reason if self.state == STOPPED else self.state
+        return f"job {self.name} {state}{value}{_which(self)}{why}"
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,9 @@ class Results:
         lines = [f"Sweep of {len(self.rows)} jobs: {self.counts}."]
         if self.summary:
             lines.append(f"The best is {code(self.summary.removeprefix('best is '))}.")
-        lines += [f"- {code(row.name)} {row.state}: {code(row.reason)}" for row in self.rows if row.reason][:10]
+        lines += [
+            f"- {code(row.name)} {row.state}: {code(row.reason)}" for row in self.rows if row.reason and row.state != STOPPED
+        ][:10]
         return "\n\n".join(lines)
 
 
@@ -127,11 +130,11 @@ def judge(plan: SweepPlan, jobs: Mapping[int, Run], now: int) -> Results:
         jobs: number -> run of the jobs that were started.
         now: milliseconds since 1970.
     """
-    columns = varying(plan.combinations)
+    columns = list(plan.space) or varying(plan.combinations)
     rows = [_row(plan, columns, number, jobs.get(number), now) for number in plan.numbers]
     logged = {name for row in rows for name in row.metrics}
     metric = plan.metric or next((name for name in USUAL_METRICS if name in logged), None)
-    sign = 1 if metric and Promotion(metric=metric, mode=plan.mode).better == "min" else -1
+    sign = 1 if metric and is_less_better(metric, plan.mode) else -1
 
     def order(row: Row) -> tuple[bool, bool, float, int]:
         has_value = _has(row.metrics, metric)
@@ -148,24 +151,32 @@ def comparison(metric: str | None, mode: Mode, config: BatchaiFile) -> tuple[str
     return metric_key(metric) if metric else None, mode
 
 
+def is_less_better(metric: str, mode: Mode) -> bool:
+    """Whether the smaller one of two values is the better one."""
+    return Promotion(metric=metric, mode=mode).better == "min"
+
+
 def _has(metrics: Mapping[str, float], metric: str | None) -> bool:
     """Whether a job can be compared by a metric."""
     return metric is not None and not math.isnan(metrics.get(metric, math.nan))
 
 
 def _row(plan: SweepPlan, columns: Sequence[str], number: int, run: Run | None, now: int) -> Row:
-    given, name = plan.combinations[number - 1], plan.job_name(number)
+    given, name = plan.parameters(number, run), plan.job_name(number)
     parameters = {column: given[column] for column in columns if column in given}
     if run is None:
         return Row(number, name, None, parameters, NOT_STARTED, {}, None, "")
     tags, info = runs.tags_of(run), run.info
     state = TERMINATED if info.status == "KILLED" else tags.get(runs.TAG_STATE, protocol.QUEUED)
+    if state == TERMINATED and TAG_STOPPED in tags:
+        state = STOPPED
     if info.lifecycle_stage == "deleted":
         state = DELETED
     started, until = runs.started(tags), info.end_time if info.status in ("FINISHED", "FAILED", "KILLED") else now
     seconds = max(0.0, (until - started) / 1000) if started is not None and until else None
     metrics = {key: value for key, value in run.data.metrics.items() if not key.startswith("system/")}
     reason = _one_line(tags.get(runs.TAG_REASON, "")) if state in (protocol.FAILED, TERMINATED) else ""
+    reason = tags[TAG_STOPPED] if state == STOPPED else reason
     return Row(number, tags.get(runs.TAG_JOB, name), str(info.run_id), parameters, state, metrics, seconds, reason)
 
 

@@ -18,7 +18,8 @@ from mlflow_batchai.documents.model import secret_values
 from mlflow_batchai.errors import JobError, ParameterError, UsageError
 from mlflow_batchai.follower.detached import Submitted
 from mlflow_batchai.job.places import slug
-from mlflow_batchai.sweep.parameters import Combination, shown
+from mlflow_batchai.sweep import search, sweeps
+from mlflow_batchai.sweep.parameters import Combination, examples, shown
 from mlflow_batchai.sweep.results import comparison
 from mlflow_batchai.sweep.sweeps import Sweep, SweepPlan
 from mlflow_batchai.tracking import runs
@@ -48,7 +49,7 @@ def plan_sweep(
     plan = SweepPlan(
         **fields, uri=_address(project), settings=settings, cwd=str(Path.cwd()), combinations=combinations, code=""
     )
-    ready = check(plan, say)
+    ready = check(plan, _tried(plan), say)
     source, text = ready.source, json.dumps(settings, ensure_ascii=False)
     if any(json.dumps(secret, ensure_ascii=False)[1:-1] in text for secret in secret_values(source.config) if secret):
         raise UsageError(
@@ -62,11 +63,18 @@ def plan_sweep(
         )
     parallel = plan.parallel or max(1, source.cluster.open_nodes // ready.prepared.plan.node_count) + 1
     metric, mode = comparison(plan.metric, plan.mode, source.config)
+    if metric is None and (plan.asks or plan.stop):
+        raise UsageError("--sampler tpe and --stop need to know what jobs are compared by: --metric val_accuracy")
     return dataclasses.replace(plan, name=name, parallel=parallel, metric=metric, mode=mode, code=code_hash(ready)), ready
 
 
-def check(plan: SweepPlan, say: Say) -> submitting.Ready:
-    """Read the project, prepare all of its jobs, and ask the nodes about the first: all jobs need the same of them.
+def _tried(plan: SweepPlan) -> Sequence[Combination]:
+    """The combinations that are checked: all, or examples of those that Optuna will choose."""
+    return [{**plan.combinations[0], **each} for each in examples(plan.space)] if plan.asks else plan.combinations
+
+
+def check(plan: SweepPlan, combinations: Sequence[Combination], say: Say) -> submitting.Ready:
+    """Read the project, prepare jobs of it, and ask the nodes about the first: all jobs need the same of them.
 
     Raises:
         ParameterError: a combination can't be used; the message says which.
@@ -74,11 +82,11 @@ def check(plan: SweepPlan, say: Say) -> submitting.Ready:
     """
     source = submitting.read(plan.uri, plan.entry_point, plan.version, plan.settings, say)
     first: submitting.Ready | None = None
-    for number, parameters in enumerate(plan.combinations, 1):
+    for number, parameters in enumerate(combinations, 1):
         try:
             ready = submitting.prepare(source, parameters, plan.env_manager, say, Path(plan.cwd), first)
         except ParameterError as error:
-            which = f"combination {number} of {len(plan.combinations)}: {shown(parameters)}"
+            which = f"combination {number} of {len(combinations)}: {shown(parameters)}"
             raise ParameterError(f"{error} ({which})") from error
         first = first or ready
     assert first is not None
@@ -101,7 +109,7 @@ class JobStarter:
                 f"the plan of sweep {plan.name} is not signed with this user's key, so no job is started as it says: take the"
                 " key of who began it along (batchai key export, batchai key import), or start a sweep of your own"
             )
-        self._first = check(dataclasses.replace(plan, combinations=plan.combinations[:1]), say)
+        self._first = check(plan, _tried(plan)[:1], say)
         if code_hash(self._first) != plan.code:
             raise JobError(
                 f"the project {terminal.shown(plan.uri)} has changed since sweep {plan.name} was started, and jobs of other"
@@ -114,6 +122,9 @@ class JobStarter:
         sweep, plan, first = self._sweep, self._sweep.plan, self._first
         # Prepared again: credentials of storage are made for the time that a job may take.
         parameters = plan.combinations[number - 1]
+        if plan.asks:
+            seen = sweeps.look(runs.client(sweep.tracking), sweep)
+            parameters = {**parameters, **search.ask(plan, seen.jobs, number)}
         ready = submitting.prepare(first.source, parameters, plan.env_manager, self._say, Path(plan.cwd), first)
         ready = submitting.check(ready, self._say)
         name = plan.job_name(number)

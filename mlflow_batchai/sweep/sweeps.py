@@ -7,14 +7,14 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mlflow_batchai.errors import JobError, NotFoundError
 from mlflow_batchai.job import signing
 from mlflow_batchai.job.places import slug
-from mlflow_batchai.sweep.parameters import Combination
+from mlflow_batchai.sweep.parameters import Combination, Values
 from mlflow_batchai.tracking import experiments, index, runs
 from mlflow_batchai.tracking.index import NOT_ENDED, PAGE
 from mlflow_batchai.tracking.runs import Tracking
@@ -25,11 +25,13 @@ if TYPE_CHECKING:
 
 # Of the parent run and the jobs' runs: the parent's run id. Of a job's run: its number in the sweep.
 TAG_SWEEP, TAG_INDEX = "batchai.sweep", "batchai.sweepIndex"
+# Of a job's run that fell behind: why it is ended.
+TAG_STOPPED = "batchai.sweepStopped"
 # Of the parent run.
 TAG_NAME, TAG_JOBS, TAG_DRIVER = "batchai.sweepName", "batchai.sweepJobs", "batchai.sweepDriver"
 TAG_BEST, TAG_BEST_METRIC = "batchai.sweepBest", "batchai.sweepBestMetric"
 TAG_PARENT, TAG_NOTE = "mlflow.parentRunId", "mlflow.note.content"
-PLAN, RESULTS = "sweep/plan.json", "sweep/results.json"
+PLAN, RESULTS, IMPORTANCES = "sweep/plan.json", "sweep/results.json", "sweep/importances.png"
 LONGEST_JOB_NAME = 50
 Mode = Literal["min", "max"] | None
 _IS_SWEEP = f"tags.`{TAG_JOBS}` LIKE '%'"
@@ -42,11 +44,15 @@ class SweepPlan:
     Attributes:
         settings: override keys of batchai.yaml.
         cwd: the folder of relative paths.
-        combinations: the parameters of one job each; jobs are numbered from 1.
+        combinations: the parameters of one job each, as far as they are known; jobs are numbered from 1.
         parallel: the most jobs at once that have not ended.
         metric: what jobs are compared by; None: a usual one.
         mode: whether less or more is better; None: by the metric's name.
         code: the hash of the project's files.
+        space: what a sampler chooses from: parameter -> values, or a range.
+        asks: whether Optuna chooses when a job is started.
+        seed: the sampler's.
+        stop: whether jobs that fall behind the median are ended.
     """
 
     name: str
@@ -61,10 +67,19 @@ class SweepPlan:
     metric: str | None
     mode: Mode
     code: str
+    space: Values = field(default_factory=dict)
+    asks: bool = False
+    seed: int = 0
+    stop: bool = False
 
     def job_name(self, number: int) -> str:
         """The name of a job and of its run."""
         return f"{slug(self.name, LONGEST_JOB_NAME)}-{number}"
+
+    def parameters(self, number: int, run: Run | None) -> Combination:
+        """The parameters of a job; those that a sampler has chosen stand in its run."""
+        chosen = run.data.params if run and self.space else {}
+        return {**self.combinations[number - 1], **{name: chosen[name] for name in self.space if name in chosen}}
 
     @property
     def numbers(self) -> range:
@@ -125,8 +140,10 @@ def of_run(run: Run, tracking: Tracking) -> Sweep:
         try:
             text = path.read_text(encoding="utf-8")
             plan = SweepPlan(**json.loads(text))
-            if not all(isinstance(given, dict) for given in plan.combinations) or not isinstance(plan.parallel, int):
-                raise TypeError("combinations and parallel have values of another kind")
+            if not all(isinstance(given, dict) for given in (*plan.combinations, plan.space)) or not isinstance(
+                plan.parallel, int
+            ):
+                raise TypeError("combinations, space or parallel have values of another kind")
         except (ValueError, TypeError) as error:
             why = f"the artifact {PLAN} of run {run_id} is no plan of a sweep, or of another version: {error}"
             raise JobError(why) from error

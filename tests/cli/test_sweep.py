@@ -37,11 +37,18 @@ def project(shared_cli: Cli) -> Path:
 
 
 SECRET = '{"properties": {"secrets": [{"name": "T", "value": "hush-hush"}]}}'
+TPE = ["--sampler", "tpe", "--trials", "3"]
 REFUSED: list[tuple[list[str], int, str]] = [
     ([], 2, "nothing to sweep"),
     (["-P", "lr"], 2, "-P lr"),
     (["-P", "lr=1,x"], 1, "(combination 2 of 2: lr=x)"),
     (["-P", "lr=1", "-P", "batch=1"], 1, "'batch'"),
+    (["-P", "lr=0.1..0.2"], 2, "0.1..0.2 has no steps"),
+    (["-P", "lr=1", "--trials", "3"], 2, "--trials N goes with --sampler random or tpe"),
+    (["-P", "lr=0.1..0.2", "--sampler", "tpe"], 2, "--sampler tpe needs --trials N"),
+    ([*TPE, "-P", "lr=0.1..0.2"], 2, "what jobs are compared by: --metric"),
+    ([*TPE, "-P", "lr=1", "--metric", "m"], 2, "chooses from lists and ranges of -P"),
+    ([*TPE, "-P", "lr=1", "-P", "bs=4.5..8:0.5", "--metric", "m"], 1, "(combination 1 of 2: lr=1, bs=4.5)"),
     (["-P", "lr=1", "--from", "nope.csv"], 1, "nope.csv: can't be read"),
     (["-P", "lr=1", "--cluster", "nope"], 3, "there is no cluster 'nope'"),
     (["-P", "lr=1", "-c", "nope.yaml"], 2, "--backend-config nope.yaml"),

@@ -6,11 +6,13 @@ import copy
 from typing import Any
 
 import pytest
-from whole_documents import BATCHAI
+from whole_documents import BATCHAI, HIDDEN
 
 from mlflow_batchai.agent import plan
+from mlflow_batchai.agent.plan import Notify
 from mlflow_batchai.documents.batchai import BatchaiFile, MetricRule, ModelSettings, merge, parse_batchai
 from mlflow_batchai.documents.job import HorovodSettings
+from mlflow_batchai.documents.model import masked, secret_values
 from mlflow_batchai.documents.reading import load_text
 from mlflow_batchai.errors import DocumentError
 from mlflow_batchai.job.metrics import MetricFold
@@ -106,8 +108,31 @@ REFUSED = {
     "model: {path: /m.h5}": "model.path is '/m.h5'",
     "model: {checkTimeout: PT2H}": "model.checkTimeout must be PT1H at most",
     "model: {register: n, alias: a, promoteIf: {metric: m, mode: least}}": "model.promoteIf.mode is 'least'; allowed: 'min', 'max'",
+    "notify: {on: [failed]}": "notify needs url or command",
+    "notify: {url: hooks.slack.com/x}": "notify.url must be an address (https://...), or name a secret",
+    "notify: {url: 'https://x', on: [ended]}": "notify.on[0] is 'ended'; allowed: 'failed', 'succeeded', 'terminated'",
+    "notify: {url: 'https://x', on: [failed, failed]}": "notify.on gives the end 'failed' twice",
+    'notify: {command: "mail \'me"}': "notify.command can't be split into words: No closing quotation",
+    "notify: {command: ['']}": "notify.command[0] must not be empty",
     "model: {registr: x}": "model.registr is not a known key; did you mean register?",
 }
+
+
+@pytest.mark.parametrize(
+    ("url", "planned", "told"),
+    [
+        (f"https://hooks/{HIDDEN}", "${NOTIFY_URL}", {"NOTIFY_URL": f"https://hooks/{HIDDEN}"}),
+        ("https://hooks/${TOKEN}", "https://hooks/${TOKEN}", {}),
+        ("${SLACK}", "${SLACK}", {}),
+    ],
+)
+def test_an_address_is_a_secret_unless_it_names_one(url: str, planned: str, told: dict[str, str]) -> None:
+    document, _ = parse_batchai({"notify": {"url": url, "command": "mail -s 'it ended' me"}}, "batchai.yaml")
+    assert document.notify is not None and document.notify.written_out == told == dict.fromkeys(told, *secret_values(document))
+    assert document.notify.planned == Notify(planned, ("failed", "succeeded"), ("mail", "-s", "it ended", "me"))
+    copied = masked(document)
+    assert HIDDEN not in f"{document!r} {copied} {document.notify.planned}"
+    assert masked(parse_batchai(copied, "spec.json")[0]) == copied
 
 
 @pytest.mark.parametrize("text", REFUSED)

@@ -10,6 +10,9 @@ from pathlib import Path
 
 from command_line import Cli
 
+from mlflow_batchai.sweep import search, sweeps
+from mlflow_batchai.tracking.runs import Tracking
+
 BATCHAI = Path(sys.executable).parent / "batchai"
 MLPROJECT = """
     name: toy
@@ -73,3 +76,50 @@ def test_nobody_stays_and_it_is_terminated(cli: Cli) -> None:
     runs = {run.info.run_name: run for run in world.runs()}
     assert {name: run.info.status for name, run in runs.items()} == {"alone": "KILLED", "alone-1": "KILLED"}
     assert "1 terminated, 1 not started" in runs["alone"].data.tags["mlflow.note.content"]
+
+
+SEARCHED = """
+    import sys, time
+    from mlflow_batchai.training import report
+    value = float(sys.argv[1])
+    for step in range(3):
+        report.log({"val_accuracy": value + step}, step=step)
+        time.sleep(0.1)
+    while value < 0:
+        time.sleep(0.1)
+"""
+
+
+def test_a_search_goes_on_after_kill_9_with_the_same_trials(cli: Cli) -> None:
+    world = cli.world
+    project = world.project(SEARCHED, MLPROJECT)
+    options = ("--trials", "3", "--metric", "val_accuracy", "--seed", "3", "--parallel", "1", "--run-name", "dies")
+    said = cli("sweep", project, "-P", "lr=1e-5..1:log", "-P", "gate=-", "--sampler", "tpe", *options, "--no-wait")
+    assert said.code == 0 and "3 jobs, 1 at once, to maximize val_accuracy; run " in said.err, said
+    world.wait(lambda: len(world.runs()) == 3, what="the second has begun")
+    (parent,) = [run for run in world.runs() if run.info.run_name == "dies"]
+    os.kill(json.loads(parent.data.tags["batchai.sweepDriver"])["pid"], signal.SIGKILL)
+    said = cli("sweep", "attach", "dies", "-o", "json")
+    assert said.code == 0, said
+    tracking = Tracking(world.uri, {"MLFLOW_TRACKING_URI": world.uri})
+    jobs = {int(run.data.tags["batchai.sweepIndex"]): run for run in world.runs() if "batchai.sweepIndex" in run.data.tags}
+    plan = sweeps.of_run(parent, tracking).plan
+    for number, run in jobs.items():
+        before = {other: jobs[other] for other in range(1, number)}
+        assert search.ask(plan, before, number) == {"lr": run.data.params["lr"]}
+    assert sorted(jobs) == [1, 2, 3]
+    best = max(float(run.data.params["lr"]) for run in jobs.values())
+    assert float(json.loads(said.out)["best"]["parameters"]["lr"]) == best
+
+
+def test_a_job_that_falls_behind_gives_its_nodes_back(cli: Cli) -> None:
+    world = cli.world
+    project = world.project(SEARCHED, MLPROJECT)
+    options = ("--metric", "val_accuracy", "--stop", "median", "--parallel", "2", "--run-name", "stops", "-P", "gate=-")
+    said = cli("sweep", project, "-P", "lr=1,-1,2,3,4,5", *options)
+    assert said.code == 0, said
+    found = {run.info.run_name: run for run in world.runs()}
+    states = {name: run.info.status for name, run in found.items()}
+    assert states.pop("stops-2") == "KILLED" and set(states.values()) == {"FINISHED"} and len(states) == 6
+    assert found["stops-2"].data.tags["batchai.reason"] == "terminated: stopped early at epoch 3"
+    assert "5 succeeded, 1 stopped early" in said.err

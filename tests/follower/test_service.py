@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from job_folder import JobFolder
+from notify_channel import Channel
 from relay_world import EXPECTED, fill, history
 from waiting import freeze, wait_for
 
@@ -315,3 +316,25 @@ def test_sockets_of_dead_processes_are_removed(site, here):
     assert service_client.answers() == {}
     service_client.follow(order("job"), dict(os.environ))
     assert not (folder / "dead.sock").exists()
+
+
+def test_one_word_at_the_end_whoever_follows_the_job_then(site):
+    """The follower that was told the address is killed; its submitter tells the next one, and the address is written nowhere."""
+    channel = Channel()
+    made = site.job("job", notify={"url": "${NOTIFY_URL}", "on": ["succeeded"]})
+    found = site.follow(made, told={"NOTIFY_URL": f"{channel.url}/{SECRET}"})
+    wait_for(lambda: site.relayed(made), 120)
+    site.kill(found.follower)
+    wait_for(lambda: detached.keep_follower(found) or found.starts == 2)
+    site.pids.add(found.follower)
+    process = psutil.Process(found.follower)
+    assert SECRET not in " ".join([*process.cmdline(), *process.environ().values()])
+    made.verdict()
+    wait_for(lambda: channel.posts, 120)
+    wait_for(lambda: not psutil.pid_exists(found.follower), what="it has no jobs any more")
+    assert [(path, body["text"]) for path, _, body in channel.posts] == [(f"/{SECRET}", "job job succeeded")]
+    assert site.status(made) == "FINISHED"
+    for path in site.root.rglob("*"):
+        assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path
+    assert SECRET not in str(site.client.get_run(made.plan["runId"]).to_dictionary())
+    channel.close()

@@ -44,6 +44,7 @@ def test_files_that_hold_a_secret_stay(project):
         '{"batchai": {"properties": {"secrets": [{"name": "TOKEN", "value": "x1"}]}}}',
         '{"properties": {"mountVolumes": {"azureFileShares": [{"credentials": {"accountKey": "a2V5"}}]}}}',
         "share: https://a.file.core.windows.net/s\ncredentials: {sasToken: sig=x}",
+        "notify: {url: https://hooks/x1}",
     ],
 )
 def test_documents_with_secrets_of_other_jobs_stay(project, text):
@@ -62,6 +63,8 @@ def test_documents_with_secrets_of_other_jobs_stay(project, text):
         "- secrets",
         "properties: {secrets: [{name: A}]}",
         "# secrets\nx: 1",
+        "notify: {url: '${SLACK}'}",
+        "notify: https://hooks/x1",
     ],
 )
 def test_other_documents_go(project, text):

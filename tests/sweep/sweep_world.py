@@ -82,8 +82,13 @@ class Toys:
             self.failures[number] -= 1
             raise self.error
         self.started.append(number)
-        run_id = self.active[number] = add_job(self._mlflow, sweep, number)
+        self.active[number] = add_job(self._mlflow, sweep, number)
         self.most = max(self.most, len(self.active))
+        return self.again(number)
+
+    def again(self, number: int) -> detached.Submitted:
+        """A job that runs, as a process that goes on finds it."""
+        sweep, run_id = self.sweep, self.active[number]
         job: Any = SimpleNamespace(
             name=sweep.plan.job_name(number),
             state=lambda: SimpleNamespace(ended=number not in self.active),

@@ -61,8 +61,8 @@ def test_a_sample() -> None:
         ({"a": NUMBERS[:100], "b": NUMBERS[:11]}, [], None, "100 of a x 11 of b make 1100 combinations"),
         ({}, [{"a": value} for value in [*NUMBERS, "x"]], None, "1001 rows make 1001 combinations"),
         (dict.fromkeys("abcdefghijk", NUMBERS), [], 1, "give fewer values"),
-        ({"a": ["1", "2"]}, [], 3, "--random 3: there are 2 combinations"),
-        (dict.fromkeys("ab", NUMBERS), [], 1001, "--random 1001: a sweep has 1000 jobs at most"),
+        ({"a": ["1", "2"]}, [], 3, "--trials 3: there are 2 combinations"),
+        (dict.fromkeys("ab", NUMBERS), [], 1001, "--trials 1001: a sweep has 1000 jobs at most"),
         ({"b": ["1"]}, [{"a": "1"}, {"b": "1"}], None, "parameter 'b' is given by -P and by the file"),
     ],
 )

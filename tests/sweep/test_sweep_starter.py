@@ -37,7 +37,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def check(project: Path, combinations: Any = COMBINATIONS) -> Any:
-    return starter.check(plan(uri=str(project), cwd=str(project.parent), combinations=combinations), print)
+    return starter.check(plan(uri=str(project), cwd=str(project.parent)), combinations, print)
 
 
 def test_the_message_names_the_combination_that_is_wrong(project: Path) -> None:
