@@ -156,7 +156,8 @@ class Watch:
             return index.count(f"segments-{writer}") + index.count(f"beats-{writer}")
         while any(self._job.share.read_many([self._job.paths.segment(protocol.agent_writer(0), self._heard)], 0)):
             self._heard += 1
-        return self._heard
+        folder, _, name = self._job.paths.heartbeats(protocol.agent_writer(0)).rpartition("/")
+        return self._heard + sum(entry.size for entry in self._job.share.list(folder) if entry.name == name)
 
     def _give_up(self, snapshot: Snapshot, node: int, why: str, alone: bool = False) -> None:
         """Give the verdict that a lost node means.

@@ -377,6 +377,15 @@ def test_a_job_without_a_handle_ends_when_node_0_falls_silent(folder, announced,
     assert (world.polls, world.cancelled) == (0, 0)
 
 
+def test_heartbeats_of_an_agent_that_sleeps_count(scene):
+    made, world, _, check = scene(announced=False)
+    world.unknown = {0}
+    for number in range(60):
+        made.share.write(made.paths.heartbeats("agent-0"), b"." * (number // 5))
+        assert not check().ended
+    assert silent(check).error_code == "NodeSetupFailed"
+
+
 def test_segments_that_were_relayed_before_are_not_counted_anew(scene):
     made, world, _, _ = scene()
     made.segment(7, {"k": "beat"})
