@@ -198,7 +198,11 @@ def _awaited(control: ControlShare, path: str, what: str, digest: str | None, pa
             found = control.read_closed(path)
         except ControlError as error:
             raise staging.SetupError(f"the {what} can't be read: {error}") from None
-        except OSError as error:  # a denial: on the share we are another user than the submitter
+        except OSError as error:
+            # A denial: on the share we are another user than the submitter. All else may pass.
+            if time.monotonic() < until and not isinstance(error, PermissionError):
+                time.sleep(0.2)
+                continue
             sentence = f"the {what} at {control.where(path)} can't be read by the node's user (uid {os.geteuid()})"
             raise staging.SetupError(f"{sentence}: {error.strerror or error}") from None
         if found is not None and protocol.digest(found) == digest:

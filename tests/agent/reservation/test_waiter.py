@@ -35,7 +35,7 @@ def kilobytes(pid: int) -> int:
 # Nobody waits for long.
 QUICK = """
 from mlflow_batchai.agent.reservation import reservations, waiter
-reservations.AWAKE_SECONDS, waiter.LOOK_SECONDS = 0.5, 0.5
+reservations.AWAKE_SECONDS, waiter.LOOK_SECONDS, agent.PLAN_SECONDS = 0.5, 0.5, 1.0
 """
 
 
@@ -141,6 +141,18 @@ def test_a_verdict_by_a_client_ends_it(waiting: tuple[Job, Job]) -> None:
     (second.share / second.paths.verdict_file).write_bytes(protocol.encode([client]))
     assert second.wait() == client
     release(first)
+
+
+def test_a_share_that_is_away_when_its_turn_comes(cluster: Cluster, waiting: tuple[Job, Job]) -> None:
+    first, second = waiting
+    folder = second.share / second.plan.folder
+    folder.rename(cluster.folder / "away")
+    release(first)
+    wait_for(lambda: not any(sleeps(agent.pid) for agent in second.agents))
+    time.sleep(1.5)
+    assert [agent.poll() for agent in second.agents] == [None, None]
+    (cluster.folder / "away").rename(folder)
+    assert second.wait()["executionState"] == "succeeded", second.said()
 
 
 def test_its_peers_wake_when_a_node_of_the_job_is_taken(cluster: Cluster) -> None:
