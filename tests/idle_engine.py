@@ -30,6 +30,9 @@ class Engine:
     def poll(self, handle):
         return Poll(PollState.ALIVE)
 
+    def poll_all(self, handles):
+        return [self.poll(handle) for handle in handles]
+
     def cancel(self, handle):
         self.cancelled.append(handle)
 

@@ -74,6 +74,9 @@ class Gone:
     def poll(self, handle):
         return Poll(PollState.GONE, "gone", (0,))
 
+    def poll_all(self, handles):
+        return [self.poll(handle) for handle in handles]
+
     def cancel(self, handle):
         raise ClusterError("can't be ended from here")
 
@@ -187,5 +190,6 @@ def following(relayed, monkeypatch):
     monkeypatch.setattr(supervisor.Supervisor, "over", lambda kept, attempt, seconds: over(kept, attempt, min(seconds, 0.05)))
     monkeypatch.setattr(supervisor.Watch, "seconds", 0.01)
     monkeypatch.setattr(follower.runs, "client", lambda tracking: client)
-    monkeypatch.setattr(supervisor.clusters, "load", lambda name: (type("C", (), {"engine": Gone()})(), []))
+    cluster = SimpleNamespace(name="local", document=None, record=None, engine=Gone())
+    monkeypatch.setattr(supervisor.clusters, "load", lambda name: (cluster, []))
     return made, client, lambda: follower.follow(made.job, None)

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlflow_batchai.agent import boot, containers, leftovers, permissions, protocol, staging
@@ -25,11 +25,13 @@ from mlflow_batchai.agent.outcome import Failure, Stop
 from mlflow_batchai.agent.peers import Peers
 from mlflow_batchai.agent.plan import Plan, PlanError, read_plan
 from mlflow_batchai.agent.processes import proc, tasks
+from mlflow_batchai.agent.reservation import waiter
 from mlflow_batchai.agent.reservation.agents import LateError, TwinError
 from mlflow_batchai.agent.reservation.reservations import GrantedReservation, QueueReservation, Reservation
 from mlflow_batchai.agent.runtime import Runtime
-from mlflow_batchai.agent.share import open_control
+from mlflow_batchai.agent.share import open_control, sharefiles
 from mlflow_batchai.agent.share.base import ControlError, ControlShare
+from mlflow_batchai.agent.share.mounted import MountedShare
 from mlflow_batchai.agent.transport.shipper import Shipper
 
 # Room on the share for the verdict, and for what is relayed after it.
@@ -51,6 +53,7 @@ class Agent:
         given: what is never written anywhere (see ``main``).
         part: (i, n, m): this node is the i-th of n on its machine, from 0, and of m among which its GPUs are divided.
         name: what the cluster calls this node; empty: its id in the job.
+        resumed: what this agent had come to before it slept (``_sleep``); None: it begins.
     """
 
     def __init__(
@@ -64,14 +67,19 @@ class Agent:
         given: Mapping[str, Any],
         part: tuple[int, int, int] = (0, 1, 1),
         name: str = "",
+        resumed: Mapping[str, Any] | None = None,
     ) -> None:
-        plan = _plan(open_control(share, given.get("share")), protocol.JobPaths(folder, attempt), given)
+        # A share that is away when a job's turn comes, comes back.
+        patience = PLAN_SECONDS if resumed is None else sharefiles.AWAY_SECONDS
+        plan = _plan(open_control(share, given.get("share")), protocol.JobPaths(folder, attempt), given, patience)
         if plan.protocol != protocol.PROTOCOL_VERSION:
             raise staging.SetupError(f"the plan is of protocol {plan.protocol}, this agent of {protocol.PROTOCOL_VERSION}")
         self.reservation = reservation
         self.layout = NodeLayout(root, plan, node, share, given.get("share"))
         self.node = node
-        self.shipper = Shipper(self.layout, list(range(1, plan.node_count)) if node == 0 else [0])
+        self.given = given
+        self.heard = list(range(1, plan.node_count)) if node == 0 else [0]
+        self.shipper = Shipper(self.layout, self.heard, (resumed or {}).get("sent"))
         self.runtime = Runtime(self.layout, self.shipper, given.get("variables") or {})
         self.runtime.registry = given.get("registry")
         self.peers = Peers(self.layout, self.shipper)
@@ -87,7 +95,7 @@ class Agent:
         self.shipper.start()
         try:
             self.runtime.held = self.reservation.acquire(
-                self.layout, self.shipper.note, lambda: self.peers.check(starting=True)
+                self.layout, self.shipper.note, lambda: self.peers.check(starting=True), self._sleep
             )
             if self.node == 0:
                 with contextlib.suppress(OSError):  # what comes next meets it too
@@ -126,6 +134,42 @@ class Agent:
         ending = Ending(self.layout, self.shipper, self.runtime, self.peers, self.phases, self.reservation.report)
         return 1 if ending.run(failure, stop) or failure else 0
 
+    def _sleep(self, obstacle: waiter.Obstacle, keep: Sequence[int]) -> None:
+        """Become a program that waits (``waiter``), unless something may need an agent that is awake.
+
+        That is so as long as a peer has not come, and from when a node of the job is taken: its peers watch each other then.
+        """
+        layout, control, inbox = self.layout, self.layout.control, self.shipper.inbox
+        if not isinstance(control, MountedShare) or not all(map(inbox.has_spoken, self.heard)):
+            return
+        paths, asked = layout.paths, inbox.requests()
+        folder = os.path.dirname(paths.nodes)
+        try:
+            unread = layout.node == 0 and len(layout.attempt.requests()) > len(asked)
+            if unread or self.peers.wish(starting=True) or {"nodes", "verdict"}.intersection(control.names(folder)):
+                return
+        except OSError:
+            return
+
+        def leave() -> Mapping[str, Any]:
+            while not self.shipper.finish(1.0):
+                self.peers.check(starting=True)  # the share hangs
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            if self.peers.termination:
+                os.kill(os.getpid(), signal.SIGTERM)  # once more, for the next agent
+            return {"held": keep[0], "sent": self.shipper.sent()}
+
+        waiter.become(
+            obstacle,
+            control.where(folder),
+            control.where(paths.requests) if layout.node == 0 else "",
+            len(asked),
+            self.given,
+            keep,
+            lambda: control.open_to_write(paths.heartbeats(protocol.agent_writer(layout.node)), append=True),
+            leave,
+        )
+
 
 def _may_follow(failure: Failure | None, stop: Stop | None) -> bool:
     """Whether an attempt may have ended here because our ranks, or our peers, got a SIGTERM at the same moment as we."""
@@ -134,10 +178,11 @@ def _may_follow(failure: Failure | None, stop: Stop | None) -> bool:
     return stop is not None and not stop.asked
 
 
-def _plan(control: ControlShare, paths: protocol.JobPaths, given: Mapping[str, Any]) -> Plan:
+def _plan(control: ControlShare, paths: protocol.JobPaths, given: Mapping[str, Any], patience: float) -> Plan:
     """The plan as it holds for the attempt."""
-    plan = _awaited(control, paths.plan, "plan", given.get("plan"))
-    own = _awaited(control, paths.overrides, "record of the attempt", given.get("attempt")) if paths.attempt > 1 else None
+    plan = _awaited(control, paths.plan, "plan", given.get("plan"), patience)
+    what = "record of the attempt"
+    own = _awaited(control, paths.overrides, what, given.get("attempt"), patience) if paths.attempt > 1 else None
     control.close()
     try:
         return overrides.plan_of(read_plan(plan), paths.attempt, own)
@@ -145,15 +190,19 @@ def _plan(control: ControlShare, paths: protocol.JobPaths, given: Mapping[str, A
         raise staging.SetupError(f"the plan can't be read: {error}") from None
 
 
-def _awaited(control: ControlShare, path: str, what: str, digest: str | None) -> dict[str, Any]:
+def _awaited(control: ControlShare, path: str, what: str, digest: str | None, patience: float) -> dict[str, Any]:
     """Wait for a file that the starter of this agent wrote before, and check its digest."""
-    until = time.monotonic() + PLAN_SECONDS
+    until = time.monotonic() + patience
     while True:
         try:
             found = control.read_closed(path)
         except ControlError as error:
             raise staging.SetupError(f"the {what} can't be read: {error}") from None
-        except OSError as error:  # a denial: on the share we are another user than the submitter
+        except OSError as error:
+            # A denial: on the share we are another user than the submitter. All else may pass.
+            if time.monotonic() < until and not isinstance(error, PermissionError):
+                time.sleep(0.2)
+                continue
             sentence = f"the {what} at {control.where(path)} can't be read by the node's user (uid {os.geteuid()})"
             raise staging.SetupError(f"{sentence}: {error.strerror or error}") from None
         if found is not None and protocol.digest(found) == digest:
@@ -178,7 +227,8 @@ def main(arguments: list[str]) -> int:
 
     ``--share`` is a directory or an address. ``--granted`` instead of ``--reservation`` says that a scheduler has given the
     node to this job, and nobody is to be waited for. ``--part I/N/M`` says that this node is part I (from 0) of the N that its
-    machine is cut into, and of the M among which its GPUs are divided; ``--name TEXT`` is what the cluster calls it.
+    machine is cut into, and of the M among which its GPUs are divided; ``--name TEXT`` is what the cluster calls it. An agent
+    that goes on after it has slept has ``--resumed JSON`` besides (``Agent._sleep``).
 
     The object: ``variables`` (name -> value, for the ranks), ``setup`` (the same for the setup task), ``share`` (the SAS for an
     address, or null), ``volumes`` (index -> ``{"key": ...}`` or ``{"sas": ...}``), ``registry`` (``username`` and ``password``,
@@ -195,13 +245,14 @@ def main(arguments: list[str]) -> int:
     how.add_argument("--granted", action="store_true")
     parser.add_argument("--part", type=_part, default=(0, 1, 1))
     parser.add_argument("--name", default="")
+    parser.add_argument(waiter.OPTION.rstrip("="), type=json.loads)
     options = parser.parse_args(arguments)
     os.umask(permissions.PRIVATE)
     given = json.loads(sys.stdin.read() or "{}")
     try:
         # Before the first word to others.
-        queued = options.reservation
-        reservation: Reservation = GrantedReservation() if queued is None else QueueReservation(options.root, queued)
+        queued, held = options.reservation, (options.resumed or {}).get("held")
+        reservation: Reservation = GrantedReservation() if queued is None else QueueReservation(options.root, queued, held)
         agent = Agent(
             options.share,
             options.folder,
@@ -212,6 +263,7 @@ def main(arguments: list[str]) -> int:
             given,
             options.part,
             options.name,
+            options.resumed,
         )
         return agent.run()
     except (staging.SetupError, ControlError, TwinError) as error:

@@ -309,6 +309,10 @@ class JobPaths:
         """The file of the index which says that something else lies there: see ``docs/internals.md``, "The index"."""
         return f"{self.index}/{name}"
 
+    def heartbeats(self, writer: str) -> str:
+        """A file that gets longer as long as its writer lives and has nothing to say, where that takes no segment."""
+        return self.marker(f"beats-{writer}")
+
     def request(self, identity: str) -> str:
         return f"{self.requests}/{identity}.json"
 

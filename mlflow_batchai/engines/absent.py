@@ -34,6 +34,9 @@ class AbsentEngine:
     def poll(self, handle: Handle) -> Poll:
         return Poll(PollState.UNKNOWN, self._why, (), tuple(range(len(handle["nodes"]))))
 
+    def poll_all(self, handles: Sequence[Handle]) -> Sequence[Poll]:
+        return [self.poll(handle) for handle in handles]
+
     def cancel(self, handle: Handle) -> None:
         self._refuse()
 

@@ -127,7 +127,7 @@ class Engine(Protocol):
         2. ``submit`` starts on all nodes or on none: what a failed one had started is ended.
         3. ``poll`` never says GONE unless the engine is certain, and never ALIVE for what is gone.
         4. ``cancel`` returns when nothing of the job is left on its nodes, or raises; a second one is no error.
-        5. ``poll`` returns within seconds, whatever its nodes do.
+        5. ``poll`` and ``poll_all`` return within seconds, whatever the nodes do.
 
     Attributes:
         poll_seconds: how often it is worth asking.
@@ -154,6 +154,9 @@ class Engine(Protocol):
 
     def poll(self, handle: Handle) -> Poll:
         """Report the state of a started command."""
+
+    def poll_all(self, handles: Sequence[Handle]) -> Sequence[Poll]:
+        """``poll`` of many, which costs a node no more than that of one."""
 
     def cancel(self, handle: Handle) -> None:
         """End it, and everything it started."""

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, ClassVar
 
@@ -33,6 +33,8 @@ ANSWER_SECONDS = 10.0
 
 
 Outcome = Answer | ClusterError
+# A node of a handle: its name and id.
+NodeKey = tuple[str, str]
 
 
 class Hosts:
@@ -51,8 +53,8 @@ class Hosts:
         self._nodes = list(nodes)
         self._book = book
         self._share = share
-        self._asked: dict[tuple[Any, str], Future[Outcome]] = {}
-        self._said: dict[str, Outcome] = {}
+        self._asked: dict[NodeKey, Future[Mapping[int, Outcome]]] = {}
+        self._said: dict[NodeKey, Mapping[int, Outcome]] = {}
 
     @property
     def nodes(self) -> Sequence[Node]:
@@ -162,9 +164,24 @@ class Hosts:
             self.cancel(handle)
 
     def poll(self, handle: Handle) -> Poll:
-        if reason := self._other_engine(handle):
-            return self._cant_say(handle, reason)
-        answers = self._poll_nodes(handle)
+        return self.poll_all([handle])[0]
+
+    def poll_all(self, handles: Sequence[Handle]) -> Sequence[Poll]:
+        reasons = [self._cant_ask(handle) for handle in handles]
+        said = self._poll_nodes([handle for handle, reason in zip(handles, reasons, strict=True) if not reason])
+        return [
+            self._cant_say(handle, reason) if reason else self._poll_of(handle, said)
+            for handle, reason in zip(handles, reasons, strict=True)
+        ]
+
+    def _cant_ask(self, handle: Handle) -> str:
+        """Why nothing can be said of a job's agents from here, or nothing."""
+        return self._other_engine(handle)
+
+    def _poll_of(self, handle: Handle, said: Mapping[NodeKey, Mapping[int, Outcome]]) -> Poll:
+        """One job's poll, of what its nodes have said."""
+        silent = {entry["name"]: ClusterError(f"node {entry['name']} has not answered yet") for entry in handle["nodes"]}
+        answers = [said[_key(entry)].get(handle["ticket"], silent[entry["name"]]) for entry in handle["nodes"]]
         gone = tuple(index for index, said in enumerate(answers) if isinstance(said, dict) and not said["alive"])
         unknown = tuple(index for index, said in enumerate(answers) if not isinstance(said, dict))
         told = {index: said for index, said in enumerate(answers) if isinstance(said, dict)}
@@ -199,40 +216,42 @@ class Hosts:
     def _cant_say(handle: Handle, why: str) -> Poll:
         return Poll(PollState.UNKNOWN, why, (), tuple(range(len(handle["nodes"]))))
 
-    def _poll_nodes(self, handle: Handle) -> list[Outcome]:
-        calls = [functools.partial(self._poll_node, handle, entry) for entry in handle["nodes"]]
+    def _poll_nodes(self, handles: Sequence[Handle]) -> Mapping[NodeKey, Mapping[int, Outcome]]:
+        """Ask each node once for all of these jobs' agents on it: node -> number of the reservation -> what it says of that."""
+        asked: dict[NodeKey, tuple[Handle, list[int]]] = {}
+        for handle in handles:
+            for entry in handle["nodes"]:
+                asked.setdefault(_key(entry), (entry, []))[1].append(handle["ticket"])
+        calls = {key: functools.partial(self._poll_node, *question) for key, question in asked.items()}
         if self.kind == "local":
-            return self._each(calls)
+            return {key: call() for key, call in calls.items()}
         # A node that doesn't answer must not hold up who asks: its answer is waited for across polls.
-        for entry, call in zip(handle["nodes"], calls, strict=True):
-            key = (handle["ticket"], entry["name"])
+        for key, call in calls.items():
             if key not in self._asked:
-                self._asked[key] = in_background(functools.partial(_outcome, call))
-        names = [entry["name"] for entry in handle["nodes"]]
-        wait([self._asked[handle["ticket"], name] for name in names], POLL_PATIENCE_SECONDS)
-        found: list[Outcome] = []
-        for name in names:
-            future = self._asked[handle["ticket"], name]
-            if future.done():
-                del self._asked[handle["ticket"], name]
-                self._said[name] = future.result()
-                found.append(self._said[name])
+                self._asked[key] = in_background(call)
+        wait([self._asked[key] for key in calls], POLL_PATIENCE_SECONDS)
+        found: dict[NodeKey, Mapping[int, Outcome]] = {}
+        for key in calls:
+            if self._asked[key].done():
+                found[key] = self._said[key] = self._asked.pop(key).result()
             else:
                 # What was wrong last says more than that nothing has come yet.
-                last = self._said.get(name)
-                found.append(last if isinstance(last, ClusterError) else ClusterError(f"node {name} has not answered yet"))
+                last = self._said.get(key, {})
+                found[key] = {number: said for number, said in last.items() if isinstance(said, ClusterError)}
         return found
 
-    def _poll_node(self, handle: Handle, entry: Handle) -> Answer:
-        node = self._asking(entry)
-        asked = {"root": node.root, "number": handle["ticket"], "identity": self._expected(entry)}
-        said = node.machine.ask("poll", ANSWER_SECONDS, **asked)
-        if said["alive"] is None:
-            raise ClusterError(
-                f"{node.machine.title} knows nothing of the job's agent; is it another machine by now, or was its folder"
-                f" {node.root} removed?"
-            )
-        return said
+    def _poll_node(self, entry: Handle, numbers: Sequence[int]) -> Mapping[int, Outcome]:
+        try:
+            node = self._asking(entry)
+            asked = {"root": node.root, "numbers": numbers, "identity": self._expected(entry)}
+            answers = node.machine.ask("polls", ANSWER_SECONDS, **asked)["polls"]
+        except ClusterError as error:
+            return dict.fromkeys(numbers, error)
+        nothing = ClusterError(
+            f"{node.machine.title} knows nothing of the job's agent; is it another machine by now, or was its folder"
+            f" {node.root} removed?"
+        )
+        return {number: nothing if said["alive"] is None else said for number, said in zip(numbers, answers, strict=True)}
 
     def cancel(self, handle: Handle) -> None:
         if reason := self._other_engine(handle):
@@ -294,6 +313,10 @@ class Hosts:
         """Result or error of each call; calls run at once where they go to several machines."""
         guarded = [functools.partial(_outcome, call) for call in calls]
         return [call() for call in guarded] if self.kind == "local" else at_once(guarded)
+
+
+def _key(entry: Handle) -> NodeKey:
+    return str(entry["name"]), str(entry.get("id"))
 
 
 def _end_marked(mark: str, nodes: Sequence[tuple[Node, str]]) -> Answer:

@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 
 from mlflow_batchai.agent.staging import remove_job_folder
-from mlflow_batchai.engines.base import CheckResult, Handle, Needs, Poll
+from mlflow_batchai.engines.base import CheckResult, Handle, Needs
 from mlflow_batchai.engines.hosts import Hosts
 from mlflow_batchai.engines.machines import LocalMachine, Node
 from mlflow_batchai.engines.registry import Site
@@ -61,10 +61,10 @@ class LocalHosts(Hosts):
         name = str(entry["name"])
         return Node(name, self._here, str(self._folder / name)) if name.isdecimal() else None
 
-    def poll(self, handle: Handle) -> Poll:
+    def _cant_ask(self, handle: Handle) -> str:
         if handle["host"] != socket.gethostname():
-            return self._cant_say(handle, f"the job runs on {handle['host']}, whose processes can't be seen from here")
-        return super().poll(handle)
+            return f"the job runs on {handle['host']}, whose processes can't be seen from here"
+        return super()._cant_ask(handle)
 
     def cancel(self, handle: Handle) -> None:
         if handle["host"] != socket.gethostname():

@@ -25,7 +25,7 @@ from mlflow_batchai.tracking.retrying import GivenUpError, LogThrottle, Result, 
 
 STEP_SECONDS = 0.5
 # The same while an attempt waits for its nodes, as long as a look at its folders (once a second) shows nothing new.
-WAITING_STEP_SECONDS, GLANCE_SECONDS = 5.0, 1.0
+WAITING_STEP_SECONDS, GLANCE_SECONDS = 15.0, 1.0
 TAG_SECONDS = 5.0
 # For how long a share is away before we ask whether it is for us alone.
 LEAVE_SECONDS = 10.0

@@ -15,8 +15,9 @@ from typing import Any, TextIO, TypeVar
 
 from mlflow_batchai.cluster import clusters
 from mlflow_batchai.engines.absent import AbsentEngine
-from mlflow_batchai.engines.base import Engine
+from mlflow_batchai.engines.base import Engine, Handle, Poll
 from mlflow_batchai.errors import BatchAIError, ClusterError, JobChangedError, ShareError
+from mlflow_batchai.follower import polls
 from mlflow_batchai.follower.retries import LOOK_SECONDS, Leaving, NotHereError, Retries
 from mlflow_batchai.follower.watch import Watch
 from mlflow_batchai.job.jobs import Job, pause_after
@@ -117,29 +118,36 @@ class Supervisor:
         state: JobState | None = None
         while state is None or state.next_attempt is not None:
             # Anew for each attempt: its cluster may have been described otherwise since.
-            with contextlib.closing(self._engine()) as engine:
-                state = self._keep_attempt(engine)
+            with self._cluster() as (engine, poll):
+                state = self._keep_attempt(engine, poll)
             if state is None:
                 return
             if state.next_attempt is not None:
                 self.job, self._heard = self.job.at(state.next_attempt), 0
 
-    def _engine(self) -> Engine:
-        """The engine of the job; on a machine that doesn't know its cluster an AbsentEngine: the relay goes on."""
-        try:
-            return clusters.load(self.job.plan.cluster)[0].engine
-        except BatchAIError as error:
-            self._log.say(f"{error}; the job is relayed, and its nodes can't be asked")
-            return AbsentEngine(str(error))
+    @contextlib.contextmanager
+    def _cluster(self) -> Iterator[tuple[Engine, Callable[[Handle], Poll]]]:
+        """The engine of the job, and what polls it; on a machine that doesn't know its cluster of an AbsentEngine: the relay
+        goes on."""
+        with contextlib.ExitStack() as stack:
+            try:
+                engine: Engine = clusters.load(self.job.plan.cluster)[0].engine
+                poll = stack.enter_context(polls.shared(self.job.plan.cluster)).poll
+            except BatchAIError as error:
+                self._log.say(f"{error}; the job is relayed, and its nodes can't be asked")
+                engine = AbsentEngine(str(error))
+                poll = engine.poll
+            stack.enter_context(contextlib.closing(engine))
+            yield engine, poll
 
-    def _keep_attempt(self, engine: Engine) -> JobState | None:
+    def _keep_attempt(self, engine: Engine, poll: Callable[[Handle], Poll]) -> JobState | None:
         """See an attempt started, ended, and its nodes free; return its state, None if asked to leave."""
         try:
-            self._until(functools.partial(self._bring, engine), LOOK_SECONDS)
+            self._until(functools.partial(self._bring, engine), lambda: LOOK_SECONDS)
         except Leaving:
             return None
-        watch = Watch(self.job, engine, self._heard, say=self._log.say)
-        state = self._until(functools.partial(self._watch, watch), watch.seconds)
+        watch = Watch(self.job, engine, self._heard, say=self._log.say, poll=poll)
+        state = self._until(functools.partial(self._watch, watch), lambda: watch.seconds)
         if state is None:
             return None
         notes = _freed(watch)
@@ -174,8 +182,8 @@ class Supervisor:
         state = self.job.state(ending=False)
         return state if state.ended or state.next_attempt else None
 
-    def _until(self, look: Callable[[], Result | None], seconds: float) -> Result | None:
-        """Call a step at intervals until it has a result; None if asked to leave."""
+    def _until(self, look: Callable[[], Result | None], seconds: Callable[[], float]) -> Result | None:
+        """Call a step until it has a result, after each the pause that there is to be then; None if asked to leave."""
         wait = 0.0
         while not self._leaving:
             begun = time.monotonic()
@@ -184,7 +192,7 @@ class Supervisor:
                     return found
                 wait = 0.0
                 self._log.over()
-                pause = pause_after(time.monotonic() - begun, seconds)
+                pause = pause_after(time.monotonic() - begun, seconds())
             except (Leaving, LeaseLostError, NotHereError, JobChangedError):
                 raise
             except Exception as error:  # a share that is away: nobody else will come and watch

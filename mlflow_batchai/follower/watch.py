@@ -21,6 +21,8 @@ DRAIN_PATIENCE_SECONDS = 120.0
 INDEX_PATIENCE_SECONDS = 30.0
 LEAVE_SECONDS = 10.0
 SILENCE_MARGIN_SECONDS = 15.0
+# Longest pause between two polls of a job that waits for its nodes.
+WAITING_SECONDS = 15.0
 WRITER = "follower"
 
 
@@ -56,6 +58,7 @@ class Watch:
         heard: how many of node 0's segments were seen before; from there on we count for ourselves.
         clock: seconds.
         say: takes a sentence for the log.
+        poll: asks the engine for this job, perhaps with others (``polls``).
     """
 
     def __init__(
@@ -65,22 +68,25 @@ class Watch:
         heard: int = 0,
         clock: Callable[[], float] = time.monotonic,
         say: Callable[[str], object] = print,
+        poll: Callable[[Handle], Poll] | None = None,
     ) -> None:
         self._job = job
         self._engine = engine
+        self._ask = poll or engine.poll
         self._clock = clock
         self._say = say
         self._heard = heard
         self._silence = Silence(3 * engine.poll_seconds)
         self._handle: Handle | None = None
+        self._pace = engine.poll_seconds
         self._next_poll = 0.0
         self._complaint = ""
         self._asked_since: float | None = None
 
     @property
     def seconds(self) -> float:
-        """Seconds between two checks."""
-        return self._engine.poll_seconds
+        """Seconds until the next check, which is the same moment for all jobs of a process that wait."""
+        return max(0.0, self._next_poll - self._clock())
 
     def check_or_complain(self) -> None:
         """``check``, but an engine that can't be asked holds up nothing else; each complaint is said once."""
@@ -97,12 +103,15 @@ class Watch:
         now = self._clock()
         if now < self._next_poll:
             return
-        self._next_poll = now + self._engine.poll_seconds
+        pace = self._pace
+        self._schedule(now, self._engine.poll_seconds)
         self._handle = self._handle or self._job.handle()
         poll = self._poll()
         snapshot = self._job.snapshot(poll.gone)
         if snapshot.verdict is not None:
             return
+        if poll.state is PollState.QUEUED and not (poll.frozen or snapshot.announces or snapshot.requests):
+            self._schedule(now, min(2 * pace, WAITING_SECONDS))
         if poll.failures:
             failure = poll.failures[min(poll.failures)]
             self._give(snapshot, failed_verdict(failure["code"], failure["message"], WRITER))
@@ -130,6 +139,10 @@ class Watch:
                     # A node that can't be asked keeps nobody waiting: of the verdict it hears when it sees the share again.
                     self._heed(snapshot)
 
+    def _schedule(self, now: float, pace: float) -> None:
+        self._pace = pace
+        self._next_poll = (now // pace + 1) * pace
+
     def _patience(self) -> float:
         """Seconds that agents have to end the job by themselves."""
         drains = any(volume.by_rclone for volume in self._job.plan.volumes)
@@ -143,7 +156,7 @@ class Watch:
 
     def _poll(self) -> Poll:
         if self._handle:
-            return self._engine.poll(self._handle)
+            return self._ask(self._handle)
         nodes = tuple(range(self._job.node_count))
         why = f"its submitter died before it had started every agent; run it again: batchai job retry {self._job.name}"
         return Poll(PollState.UNKNOWN, why, (), nodes)
@@ -156,7 +169,8 @@ class Watch:
             return index.count(f"segments-{writer}") + index.count(f"beats-{writer}")
         while any(self._job.share.read_many([self._job.paths.segment(protocol.agent_writer(0), self._heard)], 0)):
             self._heard += 1
-        return self._heard
+        folder, _, name = self._job.paths.heartbeats(protocol.agent_writer(0)).rpartition("/")
+        return self._heard + sum(entry.size for entry in self._job.share.list(folder) if entry.name == name)
 
     def _give_up(self, snapshot: Snapshot, node: int, why: str, alone: bool = False) -> None:
         """Give the verdict that a lost node means.

@@ -213,6 +213,23 @@ def test_3_queued_alive_and_gone(site):
     assert over(site, second, two).execution_state == "succeeded"
 
 
+def test_3_agents_that_wait_for_long_are_polled_and_ended_like_others(site):
+    """Each is a small program by then (``agent/reservation/waiter.py``)."""
+    first, second, third = site.job("sleep 600", nodes=2), site.job("true", nodes=2), site.job("true", nodes=2)
+    handles = [site.engine.submit(request) for request in (first, second, third)]
+    waiting = [psutil.Process(entry["pid"]) for handle in handles[1:] for entry in handle["nodes"]]
+    wait_for(lambda: all(process.name() == "bash" for process in waiting))
+    polls = site.engine.poll_all([*handles, {**handles[0], "engine": "other"}])
+    assert [poll.state for poll in polls] == [PollState.ALIVE, PollState.QUEUED, PollState.QUEUED, PollState.UNKNOWN]
+    site.engine.cancel(handles[1])
+    assert site.engine.poll(handles[1]).gone == (0, 1)
+    waiting[2].kill()
+    assert wait_for(lambda: site.engine.poll(handles[2]).gone) == (0,)
+    site.engine.cancel(handles[2])
+    site.engine.cancel(handles[0])
+    assert site.left() == []
+
+
 def test_3_a_lost_node_is_named_with_what_it_said_last(site):
     request = site.job("sleep 600", nodes=2)
     handle = site.engine.submit(request)

@@ -69,7 +69,7 @@ def scene(folder, monkeypatch):
     time, engine = Time(), Nodes()
     world = SimpleNamespace(made=made, time=time, engine=engine, said=[], checks=0, kept={}, lost=False, hook=None)
     share = DirectoryShare(made.share.root)
-    cluster = SimpleNamespace(name="local", engine=engine, share=share, location=None, open_nodes=3)
+    cluster = SimpleNamespace(name="local", document=None, record=None, engine=engine, share=share, location=None, open_nodes=3)
     world.cluster = cluster
     monkeypatch.setattr(retries.clusters, "load", lambda name: (cluster, []))
 

@@ -30,6 +30,7 @@ class World:
         self.gone = set()
         self.unknown = set()
         self.frozen = set()
+        self.waiting = False
         self.failures = {}
         self.now = 0.0
         self.polls = 0
@@ -42,6 +43,8 @@ class World:
         if self.broken:
             raise ClusterError(self.broken)
         answer = Poll(PollState.GONE, "killed", tuple(sorted(self.gone))) if self.gone else Poll(PollState.ALIVE)
+        if self.waiting:
+            answer = Poll(PollState.QUEUED)
         if self.unknown:
             answer = Poll(PollState.UNKNOWN, "node a can't be reached", (), tuple(sorted(self.unknown)))
         self.on_poll()
@@ -77,6 +80,23 @@ def test_nothing_is_done_while_agents_live(scene):
     assert not check().ended
     assert check(0.1).execution_state == "running"
     assert world.polls == 1  # not more than once a second
+
+
+def test_a_job_that_waits_is_polled_less_and_less_often_at_one_moment_for_all(scene):
+    _, world, watch, _ = scene(announced=False)
+    world.waiting = True
+    moments = []
+    while world.now < 60:
+        watch.check()
+        if world.polls > len(moments):
+            moments.append(world.now)
+        world.now += watch.seconds
+    assert moments == [0.0, 2.0, 4.0, 8.0, 15.0, 30.0, 45.0]
+    world.waiting = False
+    for _ in range(3):
+        watch.check()
+        world.now += watch.seconds
+    assert world.now == 63.0
 
 
 def test_an_agent_that_is_gone_without_an_exit_is_a_lost_node(scene):
@@ -375,6 +395,15 @@ def test_a_job_without_a_handle_ends_when_node_0_falls_silent(folder, announced,
     assert state.error_code == code
     assert "s, and its submitter died before it had started every agent" in state.reason
     assert (world.polls, world.cancelled) == (0, 0)
+
+
+def test_heartbeats_of_an_agent_that_sleeps_count(scene):
+    made, world, _, check = scene(announced=False)
+    world.unknown = {0}
+    for number in range(60):
+        made.share.write(made.paths.heartbeats("agent-0"), b"." * (number // 5))
+        assert not check().ended
+    assert silent(check).error_code == "NodeSetupFailed"
 
 
 def test_segments_that_were_relayed_before_are_not_counted_anew(scene):

@@ -180,6 +180,11 @@ def poll(root: str, number: int, identity: str) -> Answer:
     return {"alive": False, "state": "ended", "last": _last_line(known["log"]), "failure": failure, "frozen": False}
 
 
+def polls(root: str, numbers: Sequence[int], identity: str) -> Answer:
+    """``poll`` of many reservations of one node: ``polls``, one each."""
+    return {"polls": [poll(root, number, identity) for number in numbers]}
+
+
 def _last_line(path: str) -> str:
     try:
         with open(path, "rb") as file:
@@ -233,7 +238,7 @@ def end(mark: str, nodes: Sequence[Sequence[str]], give_up: float) -> Answer:
 
 VERBS: dict[str, Callable[..., Answer]] = {
     **place.VERBS,
-    **{function.__name__: function for function in (ended, listing, reserve, drop, drain, census, start, poll, end)},
+    **{function.__name__: function for function in (ended, listing, reserve, drop, drain, census, start, poll, polls, end)},
 }
 
 

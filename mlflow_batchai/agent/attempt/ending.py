@@ -189,7 +189,8 @@ class Ending:
     def _end_as_node_zero(self, failure: Failure | None, stop: Stop | None, exit_record: dict[str, Any]) -> None:
         failures = [failure] if failure else []
         with self._guarded():
-            heard = not self._layout.control.refused(0.0) and not self._lost_share
+            # Before the node is ours peers may sleep (``reservation.waiter``): they hear of the verdict.
+            heard = self._runtime.held is not None and not self._layout.control.refused(0.0) and not self._lost_share
             if heard and (failure or stop) and not (stop and (stop.queued or stop.kind == "verdict")):
                 self._peers.await_exits(lambda: self._runtime.pump(0.05))
             for node, record in sorted(self._peers.exits.items()):

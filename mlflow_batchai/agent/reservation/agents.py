@@ -182,14 +182,19 @@ def forget_ended(root: str, now: float) -> None:
 # Whether the node takes jobs.
 
 
+def drained_path(root: str) -> str:
+    """The file that is there as long as the node takes no jobs."""
+    return os.path.join(root, "closed")
+
+
 def is_drained(root: str) -> bool:
     """Whether the node takes no jobs."""
-    return os.path.exists(os.path.join(root, "closed"))
+    return os.path.exists(drained_path(root))
 
 
 def drain(root: str, drained: bool) -> None:
     """Have the node take no job that hasn't got it yet, or take jobs again."""
-    path = os.path.join(root, "closed")
+    path = drained_path(root)
     if drained:
         with open(path, "a"):
             pass

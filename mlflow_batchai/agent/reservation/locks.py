@@ -39,8 +39,3 @@ def try_lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def unlock(descriptor: int) -> None:
-    """Let go of a lock; the descriptor can take it again."""
-    fcntl.flock(descriptor, fcntl.LOCK_UN)

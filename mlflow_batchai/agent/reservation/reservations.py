@@ -8,15 +8,26 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Callable, Protocol
+from typing import IO, Any, Callable, Protocol
 
 from mlflow_batchai.agent import boot
 from mlflow_batchai.agent.layout import NodeLayout
 from mlflow_batchai.agent.outcome import Failure
 from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.agent.reservation import agents, locks
+from mlflow_batchai.agent.reservation.waiter import Obstacle
 
-POLL_SECONDS = 0.2
+# How often it is looked whether the node is ours, at first and after a while.
+POLL_SECONDS, LONGEST_POLL_SECONDS, SLOWER = 0.2, 1.0, 1.05
+# A wait that is longer may be spent otherwise.
+AWAKE_SECONDS = 2.0
+
+
+Sleep = Callable[[Obstacle, Sequence[int]], None]
+
+
+def stay_awake(obstacle: Obstacle, keep: Sequence[int]) -> None:
+    """Wait as the process that this is."""
 
 
 class Reservation(Protocol):
@@ -27,12 +38,16 @@ class Reservation(Protocol):
         2. The node is given back when this process has ended, and all that hold what ``acquire`` returned, however they ended.
     """
 
-    def acquire(self, layout: NodeLayout, note: Callable[[str], None], check: Callable[[], None]) -> Sequence[int]:
+    def acquire(
+        self, layout: NodeLayout, note: Callable[[str], None], check: Callable[[], None], sleep: Sleep = stay_awake
+    ) -> Sequence[int]:
         """Wait for the node.
 
         Args:
             note: told what is waited for.
             check: called while waiting; raises what is to end it.
+            sleep: called where the wait is long, with what stands in the way and the descriptors that hold our place; it may
+                replace this process by one that waits (``waiter``), or return.
 
         Returns:
             File descriptors that ranks have to inherit: while one of them is open the node is not free.
@@ -57,7 +72,9 @@ class GrantedReservation:
     The scheduler starts and ends the job's processes. The node's folder has to be this job's alone.
     """
 
-    def acquire(self, layout: NodeLayout, note: Callable[[str], None], check: Callable[[], None]) -> Sequence[int]:
+    def acquire(
+        self, layout: NodeLayout, note: Callable[[str], None], check: Callable[[], None], sleep: Sleep = stay_awake
+    ) -> Sequence[int]:
         check()
         boot.own_folder(os.path.abspath(layout.root))
         return []
@@ -75,17 +92,22 @@ class QueueReservation:
         root: the node's own folder.
         place: ``number``, ``taken`` (when it was made, seconds since the epoch by this node's clock) and ``after``, the
             earlier numbers on this node, as ``queue.reserve`` gave them.
+        held: descriptor of its file, locked, if this process has claimed it before it slept.
 
     Raises:
         TwinError: another agent has it, or had it.
     """
 
-    def __init__(self, root: str, place: Mapping[str, Any]) -> None:
+    def __init__(self, root: str, place: Mapping[str, Any], held: int | None = None) -> None:
         self._root = root
         self._number: int = place["number"]
         self._taken: float = place["taken"]
         self._after: Sequence[int] = place["after"]
         self._error: Exception | None = None
+        if held is not None:
+            os.set_inheritable(held, False)
+            self._file: IO[str] = os.fdopen(held, "a")
+            return
         try:
             # It stays open until this process ends.
             self._file = agents.claim(root, self._number, self._taken)
@@ -96,14 +118,16 @@ class QueueReservation:
     def report(self, state: str, failure: Failure | None = None) -> None:
         agents.report(self._root, self._number, _said(state, failure))
 
-    def acquire(self, layout: NodeLayout, note: Callable[[str], None], check: Callable[[], None]) -> Sequence[int]:
+    def acquire(
+        self, layout: NodeLayout, note: Callable[[str], None], check: Callable[[], None], sleep: Sleep = stay_awake
+    ) -> Sequence[int]:
         if self._error is not None:
             raise self._error
-        node_lock = locks.open_node_lock(self._root)
-        agent_lock = locks.open_agent_lock(self._root)  # ours until this process ends
         self.report(agents.WAITING)
         while True:
-            self._await_turn(note, check)
+            self._await_turn(note, check, sleep)
+            node_lock = locks.open_node_lock(self._root)
+            agent_lock = locks.open_agent_lock(self._root)  # ours until this process ends
             self._lock(node_lock, agent_lock, note, check)
             # Told first, then looked: who drains nodes does it the other way round, so one of us sees the other.
             self.report(agents.HELD)
@@ -111,7 +135,7 @@ class QueueReservation:
                 break
             self.report(agents.WAITING)
             for descriptor in (node_lock, agent_lock):
-                locks.unlock(descriptor)
+                os.close(descriptor)
         for descriptor in (node_lock, agent_lock):
             # Nobody ever writes them, and systemd removes from /var/tmp what looks unused: the next one would lock other files.
             os.utime(descriptor)
@@ -119,22 +143,30 @@ class QueueReservation:
         agents.forget_ended(self._root, time.time())
         return [node_lock]
 
-    def _await_turn(self, note: Callable[[str], None], check: Callable[[], None]) -> None:
+    def _await_turn(self, note: Callable[[str], None], check: Callable[[], None], sleep: Sleep) -> None:
         """Wait until nobody is before us and the node takes jobs."""
-        said = ""
+        said, pause, since = "", POLL_SECONDS, time.monotonic()
         while True:
             self._after = agents.before(self._root, self._after, self._taken, time.time())
             if self._after:
                 waits = f"waiting for {len(self._after)} job(s) before us on this node"
+                last = agents.path_of(self._root, self._after[-1])
+                obstacle = Obstacle(last, last)
             elif agents.is_drained(self._root):
                 waits = "waiting: this node takes no jobs until its cluster grows again"
+                # Our own lock, which nobody gets: only the file is waited for.
+                obstacle = Obstacle(agents.drained_path(self._root), agents.path_of(self._root, self._number))
             else:
                 return
             if waits != said:
                 note(waits)
                 said = waits
             check()
-            time.sleep(POLL_SECONDS)
+            if time.monotonic() - since > AWAKE_SECONDS:
+                sleep(obstacle, [self._file.fileno()])
+                since = time.monotonic()
+            time.sleep(pause)
+            pause = min(pause * SLOWER, LONGEST_POLL_SECONDS)
 
     def _lock(self, node_lock: int, agent_lock: int, note: Callable[[str], None], check: Callable[[], None]) -> None:
         """Take both locks, and end what the job before us left."""

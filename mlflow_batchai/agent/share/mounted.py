@@ -254,4 +254,6 @@ class NamedFiles(Attempt):
         return False
 
     def heartbeats(self, writer: str) -> int:
-        return 0
+        """Those that it sends while it sleeps (``reservation.waiter``)."""
+        folder, _, name = self._paths.heartbeats(writer).rpartition("/")
+        return self._share.sizes(folder, name).get(name, 0)

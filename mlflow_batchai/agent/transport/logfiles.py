@@ -71,7 +71,7 @@ class LogFiles:
     def _append(self, name: str, data: bytes) -> None:
         if name not in self._files:
             self._files[name] = self._layout.control.log_file(f"{self._layout.paths.stdouterr}/{name}")
-            self.totals[name] = [0, 0]
+            self.totals.setdefault(name, [0, 0])
         self.totals[name][0] += len(data)
         self.totals[name][1] += data.count(b"\n")
         self._files[name].append(data)

@@ -13,6 +13,7 @@ import functools
 import itertools
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any, Callable, NamedTuple
 
 from mlflow_batchai.agent import protocol
@@ -134,6 +135,7 @@ class Shipper(threading.Thread):
     Args:
         layout: the job on this node.
         peers: nodes whose segments this agent reads (node 0: all others; others: node 0).
+        before: what ``sent`` said of the shipper that this one goes on for.
 
     Attributes:
         inbox: what others have said.
@@ -141,7 +143,7 @@ class Shipper(threading.Thread):
         broken: what ended this thread before its time (a bug), or None.
     """
 
-    def __init__(self, layout: NodeLayout, peers: list[int]) -> None:
+    def __init__(self, layout: NodeLayout, peers: list[int], before: Mapping[str, Any] | None = None) -> None:
         super().__init__(name="share", daemon=True)
         self._layout = layout
         self._writer = protocol.agent_writer(layout.node)
@@ -163,6 +165,9 @@ class Shipper(threading.Thread):
         self._urgent = False
         self._first_unsent: float | None = None
         self._sequence = 0
+        if before:
+            self._sequence = before["segments"]
+            self._files.totals.update(before["logs"])
         attempt = layout.attempt
         self._resend = (
             Resend(functools.partial(attempt.sizes, self._writer), functools.partial(attempt.send, self._writer))
@@ -278,6 +283,10 @@ class Shipper(threading.Thread):
     def log_totals(self) -> dict[str, list[int]]:
         """Bytes and lines given to each log file."""
         return {name: list(sizes) for name, sizes in list(self._files.totals.items())}
+
+    def sent(self) -> dict[str, Any]:
+        """What another shipper needs to go on, once this one has finished."""
+        return {"segments": self._sequence, "logs": self.log_totals}
 
     @property
     def unsent_lines(self) -> int:
