@@ -20,7 +20,7 @@ from job_folder import JobFolder
 from relay_world import EXPECTED, fill, history
 from waiting import freeze, wait_for
 
-from mlflow_batchai.errors import ShareError
+from mlflow_batchai.errors import ClusterError, ShareError
 from mlflow_batchai.follower import detached, service, service_client, spawning
 from mlflow_batchai.follower.detached import Submitted
 from mlflow_batchai.follower.service import Service
@@ -272,7 +272,8 @@ def test_one_job_holds_up_no_other(site, here, monkeypatch):
     assert "AssertionError: a mistake of ours" in site.log("breaks") and site.log("away").endswith(" there is no share here\n")
     assert site.log("good") == site.log("hangs") == ""
     released.set()
-    wait_for(lambda: here["hangs"] == 1)
+    # The second one who told of it may have had what the first one lacked.
+    wait_for(lambda: here["hangs"] == 2)
 
 
 def test_what_a_starter_tells_later_is_added(site, here, monkeypatch):
@@ -282,7 +283,7 @@ def test_what_a_starter_tells_later_is_added(site, here, monkeypatch):
         service_client.follow(order("job", **told), dict(os.environ))
     released.set()
     wait_for(lambda: seen)
-    assert seen == [{"variables": {"A": "1"}, "environment": {"X": "1", "BATCHAI_SECRET_A": "2"}}]
+    assert seen[0] == {"variables": {"A": "1"}, "environment": {"X": "1", "BATCHAI_SECRET_A": "2"}}
 
 
 def test_a_job_whose_thread_hangs_is_taken_over(site, here, monkeypatch):
@@ -292,8 +293,29 @@ def test_a_job_whose_thread_hangs_is_taken_over(site, here, monkeypatch):
     monkeypatch.setattr(service, "follow", lambda *_: here.update("x") if released.is_set() else released.wait(60))
     assert service_client.follow(order("job"), dict(os.environ)).news
     wait_for(lambda: any(followed.lease for made in site.services for followed in made._jobs.values()))
+    service_client._known.clear()
+    # Who watches the job sees that nobody follows it.
+    assert service_client.answers() == {os.getpid(): set()}
     assert service_client.follow(order("job"), dict(os.environ)).news
     released.set()
+
+
+def test_a_job_that_is_told_of_while_its_thread_leaves_is_followed_once_more(site, here, monkeypatch):
+    """Who attaches with a secret just after its follower has found that it lacks it is not told in vain."""
+    asked, told_again, seen = threading.Event(), threading.Event(), []
+
+    def leaves(job, tracking, told, *_):
+        seen.append(dict(told["environment"]))
+        asked.set()
+        assert told_again.wait(60)
+
+    monkeypatch.setattr(service, "follow", leaves)
+    service_client.follow(order("job"), dict(os.environ))
+    assert asked.wait(60)
+    assert not service_client.follow(order("job", environment={"BATCHAI_SECRET_A": "2"}), dict(os.environ)).news
+    told_again.set()
+    wait_for(lambda: not site.sockets())
+    assert seen == [{}, {"BATCHAI_SECRET_A": "2"}]
 
 
 def test_who_says_nothing_or_nonsense_is_not_waited_for(site, here, monkeypatch):
@@ -308,10 +330,41 @@ def test_who_says_nothing_or_nonsense_is_not_waited_for(site, here, monkeypatch)
         assert not service_client.follow(order("job"), dict(os.environ)).news
 
 
-def test_sockets_of_dead_processes_are_removed(site, here):
+def test_sockets_of_dead_processes_are_removed(site, here, monkeypatch):
+    """Those of this machine: of another one's, which has the same home folder, nothing can be said from here."""
+    names = [service_client._ours("dead")]
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(socket, "gethostname", lambda: "elsewhere")
+        names.append(service_client._ours("dead"))
     folder = service_client.folder()
-    with socket.socket(socket.AF_UNIX) as dead, service_client._short(folder / "dead.sock") as address:
-        dead.bind(address)
+    for name in names:
+        with socket.socket(socket.AF_UNIX) as dead, service_client._short(folder / name) as address:
+            dead.bind(address)
     assert service_client.answers() == {}
     service_client.follow(order("job"), dict(os.environ))
-    assert not (folder / "dead.sock").exists()
+    assert [(folder / name).exists() for name in names] == [False, True]
+
+
+def test_a_process_that_hangs_at_its_start_holds_up_no_other(site, here, monkeypatch):
+    """The lock is its own: whose jobs need other credentials are not behind it."""
+    young = site.home / "followers" / service_client._name(dict(os.environ))
+    service_client.folder()
+    with socket.socket(socket.AF_UNIX) as hangs, service_client._short(young) as address:
+        hangs.bind(address)
+        hangs.listen()
+        waits = threading.Thread(target=service_client.follow, args=(order("behind"), dict(os.environ)))
+        monkeypatch.setattr(service_client, "START_SECONDS", 5.0)
+        monkeypatch.setattr(service_client, "ANSWER_SECONDS", 5.0)
+        waits.start()
+        begun = time.monotonic()
+        service_client.follow(order("other"), {**os.environ, "AWS_PROFILE": "other"})
+        assert time.monotonic() - begun < 4.0 and waits.is_alive()
+        waits.join()
+    wait_for(lambda: here["other"] == here["behind"] == 1)
+
+
+@pytest.mark.parametrize("text", ["soon", "nan", "-1", "inf"])
+def test_a_variable_that_is_no_number_is_a_sentence(site, here, text):
+    with pytest.raises(ClusterError, match=f"BATCHAI_FOLLOWER_IDLE is '{text}'; set it to a number of seconds"):
+        service_client.follow(order("job"), {**os.environ, "BATCHAI_FOLLOWER_IDLE": text})
+    assert not here and not site.sockets()
