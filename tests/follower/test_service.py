@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import signal
 import socket
 import stat
 import threading
 import time
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-from job_folder import JobFolder
-from relay_world import EXPECTED, fill, history
+from follower_site import open_site
+from relay_world import EXPECTED, history
 from waiting import freeze, wait_for
 
 from mlflow_batchai.errors import ClusterError, ShareError
 from mlflow_batchai.follower import detached, service, service_client, spawning
-from mlflow_batchai.follower.detached import Submitted
 from mlflow_batchai.follower.service import Service
 from mlflow_batchai.job import lease as lease_module
 from mlflow_batchai.job.lease import Lease, LeaseState
@@ -31,68 +27,10 @@ from mlflow_batchai.tracking import runs
 SECRET = "hush-hush"
 
 
-class Site:
-    """A user's folder and store, jobs whose nodes nobody can ask, and the follower processes of both."""
-
-    def __init__(self, root: Path, template: Path) -> None:
-        # Longer than the address of a socket may be.
-        self.home = root / ("long" * 30) / "home"
-        self.root = root
-        shutil.copy(template, root / "m.db")
-        self.tracking = runs.absolute("sqlite:///m.db", root)
-        self.client = runs.client(self.tracking)
-        self.experiment = self.client.create_experiment("e", artifact_location=(root / "artifacts").as_uri())
-        self.pids: set[int] = set()
-
-    def job(self, name: str, **plan: Any) -> JobFolder:
-        run = runs.create(self.client, self.experiment, {runs.TAG_JOB: name}, {}, None, None)
-        metrics = [{"name": "f1", "regex": r"f1 (\S+)", "step": None}]
-        made = JobFolder(
-            self.root / name, name=name, job=name, runId=run.info.run_id, cluster="elsewhere", metrics=metrics, **plan
-        )
-        made.handle()
-        made.announce(0)
-        fill(made)
-        return made
-
-    def submitted(self, made: JobFolder, **more: Any) -> Submitted:
-        return Submitted(made.job, made.plan["runId"], self.tracking, **more)
-
-    def follow(self, made: JobFolder, **more: Any) -> Submitted:
-        found = self.submitted(made, **more)
-        detached.start_follower(found)
-        assert found.follower is not None
-        self.pids.add(found.follower)
-        return found
-
-    def status(self, made: JobFolder) -> str:
-        return str(self.client.get_run(made.plan["runId"]).info.status)
-
-    def relayed(self, made: JobFolder) -> bool:
-        """Whether its run has what its ranks have reported; Keras' own lines are held back for an epoch."""
-        return history(self.client, made.plan["runId"]).get("loss") == EXPECTED["loss"]
-
-    def log(self, name: str) -> str:
-        return (self.home / "followers" / f"{name}.log").read_text()
-
-    def sockets(self) -> list[Path]:
-        return list((self.home / "followers").glob("*.sock"))
-
-    def kill(self, pid: int) -> None:
-        os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: not psutil.pid_exists(pid))
-
-    def close(self) -> None:
-        for pid in filter(psutil.pid_exists, self.pids):
-            self.kill(pid)
-
-
 @pytest.fixture
 def site(tmp_path, store_template, monkeypatch):
-    made = Site(tmp_path, store_template)
-    monkeypatch.setenv("BATCHAI_HOME", str(made.home))
-    yield made
-    made.close()
+    with open_site(tmp_path, store_template, monkeypatch) as made:
+        yield made
 
 
 def test_jobs_of_one_user_have_one_process(site, monkeypatch):
