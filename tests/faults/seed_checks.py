@@ -120,6 +120,12 @@ def left_behind(world: SeedWorld) -> Iterator[str]:
     yield from (f"a mount is left: {point}" for point in sorted(points))
 
 
+def is_relayed(job: Path) -> bool:
+    """Whether the last lease of a job says that its run has all."""
+    cursors = [closed(path) for path in sorted(job.glob("batchai/relay/*/cursor.json"), key=lambda path: int(path.parent.name))]
+    return bool(cursors and cursors[-1] and cursors[-1][0]["finished"])
+
+
 def _wrong_job(
     world: SeedWorld, case: Case, client: Any, run: Any, job: Path, mark: str, codes: dict[str, int | None]
 ) -> Iterator[str]:
@@ -148,8 +154,7 @@ def _wrong_job(
     for name, value in expected.items():
         if there.get(name, tags.get(name)) != value:
             yield f"{name} is {there.get(name, tags.get(name))!r}, and {value!r} on the share"
-    cursors = [closed(path) for path in sorted(job.glob("batchai/relay/*/cursor.json"), key=lambda path: int(path.parent.name))]
-    if not cursors or not cursors[-1] or not cursors[-1][0]["finished"]:
+    if not is_relayed(job):
         yield "the last lease has not finished"
     yield from _wrong_points(client, run, on_share(job), world, mark, case)
     yield from _wrong_logs(world, client, run, job, case, succeeded)
@@ -223,7 +228,9 @@ def _wrong_logs(world: SeedWorld, client: Any, run: Any, job: Path, case: Case, 
     there = {
         path.relative_to(job / "stdouterr"): path.read_bytes() for path in (job / "stdouterr").rglob("*") if path.is_file()
     }
-    artifacts = {path.relative_to(sent): path.read_bytes() for path in sent.rglob("*") if path.is_file()}
+    # MLflow's own name for a file that it copies: one is left where its process was killed meanwhile.
+    files = (path for path in sent.rglob("*") if path.is_file() and not path.name.startswith(".artifact.uploading."))
+    artifacts = {path.relative_to(sent): path.read_bytes() for path in files}
     removed = case.outage is not None and case.outage.what == "logs removed"
     for name in sorted(there.keys() | artifacts.keys()) if not removed else ():
         if there.get(name) != artifacts.get(name):
