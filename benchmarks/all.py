@@ -29,6 +29,7 @@ FULL = {
     "share_transfer": "--megabytes 300 --pairs 3",
     "cli": "",
     "relay": "--seconds 30",
+    "crowd": "",
     "report": "",
     "opener": "--pairs 5",
 }

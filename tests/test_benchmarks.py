@@ -91,6 +91,7 @@ QUICK = {
     "report": ("--pairs 1 --calls 100", 4),
     "opener": ("--pairs 1 --files 20", 6),
     "relay": ("--points 2400 --slices 2 --seconds 2", 5),
+    "crowd": ("--jobs 3 --bare 1 --seconds 1", 9),
 }
 
 

@@ -196,7 +196,7 @@ def _azure(document: ClusterDocument, path: Path) -> AzureLocation | None:
         raise ClusterError(f"{path}: share: {error}") from error
     if given := document.credentials:
         key, sas = (secret.get_secret_value() if secret else None for secret in (given.account_key, given.sas_token))
-        credentials.remember(location.account, credentials.Credential(key, sas))
+        credentials.remember(location.account, credentials.Credential(key, sas), location.share)
     return location
 
 

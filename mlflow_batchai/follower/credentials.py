@@ -165,7 +165,7 @@ def _opens_anew(volume: Volume, seconds: float) -> dict[str, str]:
     where, account = f"{volume.where} ({volume.name})", volume.account
     service = "blob" if volume.kind == "azureBlob" else "file"
     try:
-        found = credentials.at(volume.endpoint, account, service)
+        found = credentials.at(volume.endpoint, account, service, volume.container if service == "file" else "")
         if volume.kind == "azureFiles" and volume.how != "cifs":
             location = AzureLocation(volume.endpoint, account, volume.container, volume.folder)
             return for_nodes(location, seconds)

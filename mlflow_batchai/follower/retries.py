@@ -72,7 +72,7 @@ def check_can_start(job: Job) -> None:
     """
     cluster = _cluster(job)
     try:
-        _secrets(job, cluster, {})
+        _secrets(job, cluster, {"environment": os.environ})
     finally:
         cluster.engine.close()
 
@@ -81,8 +81,8 @@ class Retries:
     """Begins the attempts that a job goes on with by itself.
 
     Args:
-        kept: what agents of an earlier attempt were told; ``environment`` in it is the part of a client's environment that is
-            used in place of our own. It is held in memory only, and may change meanwhile.
+        kept: what agents of an earlier attempt were told; ``environment`` in it is the part of the submitter's environment that
+            may have its secrets: our own is another submitter's. It is held in memory only, and may change meanwhile.
         check: raises LeaseLostError unless we hold the job's lease; called just before an attempt is begun.
         wait: waits so many seconds, or less; raises ``Leaving`` if told to leave.
         say: told in a sentence what the next attempt waits for; an empty one: for nothing any more.
@@ -288,7 +288,7 @@ def _check_here(job: Job, kept: Mapping[str, Any]) -> None:
 def _secrets(job: Job, cluster: Cluster, kept: Mapping[str, Any]) -> dict[str, Any]:
     try:
         seconds = float(job.plan.max_wall_clock_seconds + WAITING_SECONDS)
-        return for_next_attempt(job, cluster, seconds, kept.get("environment", os.environ), kept)
+        return for_next_attempt(job, cluster, seconds, kept.get("environment", {}), kept)
     except MissingSecretError as error:
         raise NotHereError(f"{WAITS_FOR_ATTACH} (needs {', '.join(error.variables)})") from error
 

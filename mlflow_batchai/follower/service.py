@@ -27,8 +27,6 @@ from mlflow_batchai.storage import open_share
 from mlflow_batchai.tracking import runs, stores
 from mlflow_batchai.tracking.retrying import LogThrottle
 
-# For how long a process that has no job waits for the next one; a variable says otherwise.
-IDLE_SECONDS, IDLE_VARIABLE = 60.0, "BATCHAI_FOLLOWER_IDLE"
 LOOK_SECONDS = 0.5
 # For how long a client may take to say what it wants.
 READ_SECONDS = 5.0
@@ -43,10 +41,12 @@ class Followed:
     Attributes:
         told: what agents of another attempt have to be told (``retries.Retries``); who tells us of the job again may add to it.
         lease: its lease, as soon as there is one.
+        again: whether we were told of it since its thread began to follow it: one that leaves it just then has not seen that.
     """
 
     told: dict[str, Any]
     lease: Lease | None = field(default=None, init=False)
+    again: bool = field(default=True, init=False)
 
     def add(self, told: dict[str, Any]) -> None:
         """Take what its starter has now."""
@@ -54,6 +54,11 @@ class Followed:
             key: {**self.told.get(key, {}), **told.get(key, {})} for key in {"environment", *told} & {"environment", "notify"}
         }
         self.told.update({**told, **kept})
+
+    @property
+    def hangs(self) -> bool:
+        """Whether its thread makes no progress, on a share that is away, say: others may take over."""
+        return self.lease is not None and self.lease.is_stale()
 
 
 class Service:
@@ -115,7 +120,7 @@ class Service:
 
     def _answer(self, message: dict[str, Any]) -> dict[str, Any]:
         if not message:
-            return {"pid": os.getpid(), "jobs": list(self._jobs)}
+            return {"pid": os.getpid(), "jobs": [key for key, followed in list(self._jobs.items()) if not followed.hangs]}
         return {"pid": os.getpid(), "news": self._take(message)}
 
     def _take(self, order: dict[str, Any]) -> bool:
@@ -123,10 +128,11 @@ class Service:
         key = (str(order["share"]), str(order["folder"]))
         with self._changing:
             known = self._jobs.get(key)
-            if known and not (known.lease and known.lease.is_stale()):
+            if known and not known.hangs:
                 known.add(order["told"])
+                known.again = True
                 return False
-            # A thread that hangs, on a share that is away, say, finds that another has taken over when it goes on.
+            # A thread that hangs finds that another has taken over when it goes on.
             followed = Followed(dict(known.told) if known else {})
             followed.add(order["told"])
             thread = threading.Thread(target=self._follow, args=(key, order, followed), name=f"job {order['job']}", daemon=True)
@@ -140,16 +146,25 @@ class Service:
             with detached.open_log(str(order["job"])) as file:
                 log = LogThrottle(file=file)
                 self._loaded.wait()
-                try:
-                    self._follow_job(*key, str(order["run"]), followed, file, log)
-                except BatchAIError as error:
-                    log.say(str(error))
-                except Exception as error:
-                    log.failed(error)
+                while self._is_wanted(key, followed):
+                    try:
+                        self._follow_job(*key, str(order["run"]), followed, file, log)
+                    except BatchAIError as error:
+                        log.say(str(error))
+                    except Exception as error:
+                        log.failed(error)
         finally:
-            with self._changing:
-                if self._jobs.get(key) is followed:
-                    del self._jobs[key]
+            followed.again = False
+            self._is_wanted(key, followed)
+
+    def _is_wanted(self, key: Key, followed: Followed) -> bool:
+        """Whether to follow a job, or to follow it once more; if not, it is ours no longer."""
+        with self._changing:
+            again, followed.again = followed.again, False
+            ours = self._jobs.get(key) is followed
+            if ours and not again:
+                del self._jobs[key]
+            return ours and again
 
     def _follow_job(self, share: str, folder: str, run_id: str, followed: Followed, file: TextIO, log: LogThrottle) -> None:
         try:
@@ -174,7 +189,7 @@ class Service:
 
     def _end(self) -> bool:
         """Stop listening, unless a client has come meanwhile: who tells us of a job holds the lock."""
-        with service_client.locked(self._path.parent, wait=False) as held:
+        with service_client.locked(self._path, wait=False) as held:
             while held and self._serve(0):
                 pass
             if not held or self._jobs:
@@ -203,5 +218,5 @@ def main() -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     stores.bound_calls()
     with listening:
-        Service(listening, path, number, float(os.environ.get(IDLE_VARIABLE) or IDLE_SECONDS)).run()
+        Service(listening, path, number, service_client.idle_seconds(os.environ)).run()
     return 0

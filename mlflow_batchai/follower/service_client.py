@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import importlib.metadata
 import json
+import math
 import os
 import re
 import socket
@@ -30,6 +31,8 @@ from mlflow_batchai.errors import ClusterError
 from mlflow_batchai.follower import spawning
 from mlflow_batchai.job import signing
 
+# For how long a process that has no job waits for the next one; a variable says otherwise.
+IDLE_SECONDS, IDLE_VARIABLE = 60.0, "BATCHAI_FOLLOWER_IDLE"
 # For how long a process may take to start, and one that has started to answer: one that was stopped, or hangs, is replaced.
 START_SECONDS, ANSWER_SECONDS = 60.0, 10.0
 # The same where we only want to know whether it has a job.
@@ -52,8 +55,6 @@ _OURS = re.compile(
     r"MLFLOW_(?:SUPPRESS_PRINTING_URL_TO_STDOUT|LOGGING_LEVEL|SQLALCHEMYSTORE_MAX_OVERFLOW"
     r"|HTTP_(?:REQUEST_MAX_RETRIES|RESPECT_RETRY_AFTER_HEADER|POOL_MAXSIZE))"
 )
-_SUFFIX = ".sock"
-
 Key = tuple[str, str]
 """A job: the address of its share, its folder there."""
 
@@ -94,11 +95,12 @@ def follow(order: Mapping[str, Any], environment: Mapping[str, str]) -> Told:
         ClusterError: none can be started.
     """
     _known.clear()
+    idle_seconds(environment)
     where = folder()
     environment = {name: value for name, value in environment.items() if not _OF_A_CALL.fullmatch(name)}
     path = where / _name(environment)
     try:
-        with locked(where):
+        with locked(path):
             with contextlib.suppress(OSError, ValueError, KeyError):
                 age = time.time() - path.stat().st_ctime
                 said = _ask(path, order, max(ANSWER_SECONDS, START_SECONDS - max(0.0, age)))
@@ -139,7 +141,7 @@ def answers() -> dict[int, set[Key]]:
     if where in _known and now < _known[where][0]:
         return _known[where][1]
     found: dict[int, set[Key]] = {}
-    for path in where.glob(f"*{_SUFFIX}"):
+    for path in where.glob(_ours("*")):
         with contextlib.suppress(OSError, ValueError, KeyError):
             said = _ask(path, {}, ASK_SECONDS)
             found[int(said["pid"])] = {(share, name) for share, name in said["jobs"]}
@@ -161,10 +163,29 @@ def _name(environment: Mapping[str, str]) -> str:
         "python": sys.executable,
         "package": [mlflow_batchai.__version__, *mlflow_batchai.__path__],
         "mlflow": [_version(name) for name in ("mlflow", "mlflow-skinny")],
-        # A home may lie on a disk that machines share.
-        "machine": proc.identity()["machine"] or socket.gethostname(),
+        "machine": proc.identity()["machine"],
     }
-    return signing.mac("follower process", protocol.digest(content)).partition(":")[2][:32] + _SUFFIX
+    return _ours(signing.mac("follower process", protocol.digest(content)).partition(":")[2][:32])
+
+
+def _ours(name: str) -> str:
+    """File name of a socket of this machine: a home may lie on a disk that machines share."""
+    return f"{protocol.digest({'host': socket.gethostname()})[:8]}-{name}.sock"
+
+
+def idle_seconds(environment: Mapping[str, str]) -> float:
+    """For how long a process that has this environment waits for its next job.
+
+    Raises:
+        ClusterError: the variable is no such number.
+    """
+    with contextlib.suppress(ValueError):
+        seconds = float(environment.get(IDLE_VARIABLE) or IDLE_SECONDS)
+        if 0 <= seconds < math.inf:
+            return seconds
+    raise ClusterError(
+        f"the environment variable {IDLE_VARIABLE} is '{environment[IDLE_VARIABLE]}'; set it to a number of seconds"
+    )
 
 
 def _version(name: str) -> str:
@@ -175,8 +196,8 @@ def _version(name: str) -> str:
 
 
 @contextlib.contextmanager
-def locked(where: Path, wait: bool = True) -> Iterator[bool]:
-    """Hold the lock of a folder of sockets: nobody else tells a process of a job, starts or ends one.
+def locked(path: Path, wait: bool = True) -> Iterator[bool]:
+    """Hold the lock of a socket: nobody else tells its process of a job, starts or ends it.
 
     One that was stopped while it held the lock is not waited for for ever; nor is a folder that can't be locked. What then may
     go wrong costs memory: of two processes that follow one job one lets go of it (``job.lease``).
@@ -185,7 +206,7 @@ def locked(where: Path, wait: bool = True) -> Iterator[bool]:
         Whether it is held.
     """
     until = time.monotonic() + (LOCK_SECONDS if wait else 0)
-    with (where / "lock").open("ab") as file:
+    with path.with_suffix(".log").open("ab") as file:
         held = False
         while not held:
             try:
@@ -201,15 +222,16 @@ def locked(where: Path, wait: bool = True) -> Iterator[bool]:
 
 
 def _remove_dead(where: Path) -> None:
-    """Remove sockets that nobody listens on any more; call it with the lock."""
-    for path in where.glob(f"*{_SUFFIX}"):
-        try:
-            with _connected(path, ASK_SECONDS):
-                pass
-        except ConnectionRefusedError:
-            path.unlink(missing_ok=True)
-        except OSError:
-            continue
+    """Remove sockets of this machine that nobody listens on any more."""
+    for path in where.glob(_ours("*")):
+        with contextlib.suppress(OSError), locked(path, wait=False) as held:
+            try:
+                with _connected(path, ASK_SECONDS):
+                    pass
+            except ConnectionRefusedError:
+                # Of one that isn't held another process may only just have made the socket.
+                if held:
+                    path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -123,7 +123,7 @@ class FileShares:
             opens = for_nodes(location, self._seconds)
         except ShareError as error:
             raise DocumentError(f"{at} ({volume.name}): {error}") from error
-        if credentials.find(location.account).sas:
+        if credentials.find(location.account, location.share).sas:
             self._tell_end(opens["sas"], location.account)
         return volume, opens
 
@@ -141,7 +141,7 @@ class FileShares:
 
     def _key(self, location: AzureLocation, at: str) -> str:
         account = location.account
-        key = credentials.at(location.endpoint, account).key
+        key = credentials.at(location.endpoint, account, share=location.share).key
         if not key:
             raise DocumentError(
                 f"{at}: SMB opens a share of {account} only with the account's key; give it (credentials.accountKey, or"

@@ -79,7 +79,7 @@ class AzureFilesShare:
 
     def __init__(self, location: AzureLocation) -> None:
         self.location = location
-        self._credential = credentials.at(location.endpoint, location.account)
+        self._credential = credentials.at(location.endpoint, location.account, share=location.share)
         with self._errors(""):
             self._share = service_client(location, self._credential).get_share_client(location.share)
         # Whether a new file may be sent with its content (x-ms-version 2026-10-06 and later), as far as is known.

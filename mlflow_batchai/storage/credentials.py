@@ -72,33 +72,38 @@ class Connection(NamedTuple):
     endpoint: str | None
 
 
+# By account, and by account/share: clusters whose shares are of one account may each have a SAS of their own.
 _remembered: dict[str, Credential] = {}
 _named: set[str] = set()
 
 
-def remember(account: str, credential: Credential) -> None:
+def remember(account: str, credential: Credential, share: str = "") -> None:
     """Use this for an account from now on, in this process and those that get ``exported``.
+
+    Args:
+        share: the file share that it is given for; what is remembered for another share of the account leaves it be.
 
     Raises:
         ShareError: the key is no key, or the SAS no SAS.
     """
-    _remembered[account.lower()] = _checked(account, credential)
+    account, checked = account.lower(), _checked(account, credential)
+    _remembered.update(dict.fromkeys((account, f"{account}/{share}"), checked) if share else {account: checked})
 
 
-def find(account: str) -> Credential:
-    """Find the credential of an account. The first that names it: what was remembered, what our parent process exported,
-    AZURE_BATCHAI_STORAGE_ACCOUNT with _KEY, then as the `az` command has it AZURE_STORAGE_CONNECTION_STRING, and
-    AZURE_STORAGE_ACCOUNT with _KEY or _SAS_TOKEN, then ``shares`` of config.yaml. An empty one if none does.
+def find(account: str, share: str = "") -> Credential:
+    """Find the credential of an account. The first that names it: what was remembered, here or by the process that ``exported``
+    it to us (for this share of it, else for any), AZURE_BATCHAI_STORAGE_ACCOUNT with _KEY, then as the `az` command has it
+    AZURE_STORAGE_CONNECTION_STRING, and AZURE_STORAGE_ACCOUNT with _KEY or _SAS_TOKEN, then ``shares`` of config.yaml. An empty
+    one if none does.
 
     Raises:
         ShareError: what was found is no key or no SAS; the sentence says where it stands.
         DocumentError: config.yaml is wrong.
     """
     account = account.lower()
-    if account in _remembered:
-        return _remembered[account]
+    known = _inherited() | _remembered
     for source, found in (
-        (VARIABLE, _inherited().get(account)),
+        (VARIABLE, known.get(f"{account}/{share}") or known.get(account)),
         ("AZURE_BATCHAI_STORAGE_KEY", _pair(account, "AZURE_BATCHAI_STORAGE")),
         (CONNECTION_VARIABLE, _of_connection(account)),
         ("AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN", _pair(account, "AZURE_STORAGE")),
@@ -109,11 +114,12 @@ def find(account: str) -> Credential:
     return _checked(account, configured.credential, f" ({_IN_CONFIG})") if configured else Credential()
 
 
-def at(endpoint: str, account: str, service: str = "file") -> Credential:
+def at(endpoint: str, account: str, service: str = "file", share: str = "") -> Credential:
     """Credential for the address of an account's service: sent only to Azure and to addresses that the user names.
 
     Args:
         service: ``file`` or ``blob``.
+        share: as ``find`` takes it.
 
     Raises:
         ShareError: the account is not known to be there; or as ``find``.
@@ -128,7 +134,7 @@ def at(endpoint: str, account: str, service: str = "file") -> Credential:
             f"the storage account '{account}' is not known to be at {host}, so its key, SAS or login is not used there;"
             f" correct the address, or, if it is true, name it as the {where}"
         )
-    return find(account)
+    return find(account, share)
 
 
 def name_endpoint(endpoint: str) -> None:

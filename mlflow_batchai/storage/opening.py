@@ -58,7 +58,7 @@ def for_nodes(location: AzureLocation, seconds: float) -> dict[str, str]:
         ShareError: the account is not known to be there, the user's SAS has expired or lacks a permission, or no SAS can be
             made.
     """
-    found = credentials.at(location.endpoint, location.account)
+    found = credentials.at(location.endpoint, location.account, share=location.share)
     if found.sas:
         credentials.check_sas(found.sas, location)
         return {"sas": found.sas}
@@ -79,7 +79,7 @@ def download_url(share: Share, path: str, minutes: float) -> str:
     if isinstance(share, DirectoryShare):
         return share.local(path).as_uri()
     file = parse(share.url).below(path)
-    found = credentials.at(file.endpoint, file.account)
+    found = credentials.at(file.endpoint, file.account, share=file.share)
     if found.sas:
         return f"{file.url}?{found.sas}"
     with needs_sdk():

@@ -37,6 +37,8 @@ LOOK_SECONDS, TROUBLE_SECONDS = 1.0, 5.0
 MOST_MISSED = 3
 # How long the tracking store, the share or the cluster may be away.
 PATIENCE_SECONDS = 600.0
+# For how long a job that another machine submits, while the sweep is ended from here, may have a run and no folder yet.
+SUBMIT_SECONDS = 120.0
 
 Submit = Callable[[int], Submitted]
 
@@ -66,6 +68,7 @@ class Driver:
         self._cancelled: set[int] = set()
         self._shown: set[int] = set()
         self._medians = search.Medians(self._mlflow, sweep.plan)
+        self._submits_elsewhere_until = 0.0
 
     def run(self) -> None:
         """Stay until the sweep's run has ended.
@@ -74,8 +77,11 @@ class Driver:
             BatchAIError: another machine drives it, jobs can't be started or followed, its run is deleted, or the store, the
                 share or the cluster was away for too long.
         """
-        if why := _driven_elsewhere(self._sweep, sweeps.look(self._mlflow, self._sweep).tags):
+        tags = sweeps.look(self._mlflow, self._sweep).tags
+        if why := _driven_elsewhere(self._sweep, tags):
             raise JobError(why)
+        if _host(tags) != socket.gethostname():
+            self._submits_elsewhere_until = time.monotonic() + SUBMIT_SECONDS
         self._mlflow.set_tag(self._sweep.run_id, sweeps.TAG_DRIVER, json.dumps(proc.identity()))
         _repeat(self._step, self._say, self._sleep)
 
@@ -129,6 +135,8 @@ class Driver:
                 detached.ensure_follower(found)
                 self._submitted[number] = found
         except lookup.NoFolderError as lost:
+            if lost.unstarted and time.monotonic() < self._submits_elsewhere_until:
+                return
             if lost.unstarted:
                 # Without its number the run is no job's, so the job is started as if it had had no run.
                 self._mlflow.delete_tag(lost.run_id, sweeps.TAG_INDEX)
@@ -211,9 +219,14 @@ def _identity(tags: Mapping[str, str]) -> dict[str, Any]:
     return found if all(isinstance(found.get(key), int) for key in ("pid", "started")) else {}
 
 
+def _host(tags: Mapping[str, str]) -> str:
+    """The machine that drives the sweep, or has driven it; this one if none is known."""
+    return str(_identity(tags).get("host", socket.gethostname()))
+
+
 def _driven_elsewhere(sweep: Sweep, tags: Mapping[str, str]) -> str:
     """A sentence if another machine's process drives a sweep that is not to end; only that machine knows whether it lives."""
-    host = _identity(tags).get("host", socket.gethostname())
+    host = _host(tags)
     if host == socket.gethostname() or tags.get(runs.TAG_CANCEL):
         return ""
     return (

@@ -90,7 +90,9 @@ def _is_unused() -> bool:
     with open("/proc/self/statm", encoding="ascii") as file:
         if int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") > MOST_COPIED_BYTES:
             return False  # the script has loaded its data first
-    context = sys.modules.get("tensorflow.python.eager.context")
+    context, cuda = sys.modules.get("tensorflow.python.eager.context"), sys.modules.get("torch.cuda")
+    if cuda is not None and cuda.is_initialized():
+        return False  # the CUDA context of a process is of no use in its copy
     return sys.modules["keras"].backend.backend() in ("tensorflow", "torch") and getattr(context, "_context", None) is None
 
 

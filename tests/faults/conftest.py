@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from node_world import Cluster
 from plans import toy_plan
+from stalling import Stalling, fuse_server
 
 
 @pytest.fixture
@@ -24,3 +25,10 @@ def agents(tmp_path: Path, agent_pyz: Path) -> Iterator[Callable[..., Cluster]]:
     yield make
     for cluster in made:
         cluster.close()
+
+
+@pytest.fixture
+def stopped_server(tmp_path: Path) -> Iterator[Stalling]:
+    """A share on a file system in user space, whose process can be stopped."""
+    with fuse_server(tmp_path) as share:
+        yield share

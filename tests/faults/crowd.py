@@ -1,15 +1,14 @@
 """Many jobs at once on one cluster of four nodes: submitted from several processes, some of which (and agents) are killed.
 
-    python tests/faults/crowd.py [--processes 10] [--jobs 5] [--kills 6] [--seed 1]
+    python tests/faults/crowd.py [--processes 10] [--jobs 50] [--kills 6] [--seed 1]
 
-Ranks say by themselves on which node they are and from when to when: that no node ever had two jobs is measured from inside.
+``benchmarks/crowd.py`` measures what as many cost. Ranks say by themselves on which node they are and from when to when: that no node ever had two jobs is measured from inside.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import random
 import re
@@ -19,6 +18,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+import zlib
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,18 +29,25 @@ from seed_checks import LOST, closed, left_behind
 from seed_world import BIN, HERE, SeedWorld, StuckError, make_store
 
 NODES = 4
-PATIENCE_SECONDS = 420.0
+PATIENCE_SECONDS = 900.0
+STEPS = 5
 RANK = """
-import os, re, time
+import os, re, time, zlib
+from mlflow_batchai.training import report
+share = os.environ["AZ_BATCHAI_MOUNT_ROOT"] + "/share"
+while not os.path.exists(share + "/go"):
+    time.sleep(0.02)
 node = re.search(r"/nodes/[^/]+/(\\d+)/", os.environ["AZ_BATCHAI_MOUNT_ROOT"])[1]
-folder = os.environ["AZ_BATCHAI_MOUNT_ROOT"] + "/share/seen"
+folder = share + "/seen"
 os.makedirs(folder, exist_ok=True)
 begun = time.monotonic()
 with open(os.path.join(folder, "%s %s" % (os.environ["BATCHAI_JOB"].replace("/", "-"), node)), "w", buffering=1) as file:
     file.write("%r\\n" % begun)
-    while time.monotonic() < begun + {seconds}:
-        time.sleep(0.02)
-        file.write("%r\\n" % time.monotonic())
+    for step in range({steps}):
+        report.log(step=step, loss=zlib.crc32(os.environ["BATCHAI_JOB"].encode()) + step)
+        while time.monotonic() < begun + (step + 1) * {seconds} / {steps}:
+            time.sleep(0.02)
+            file.write("%r\\n" % time.monotonic())
 """
 
 
@@ -57,16 +64,28 @@ class Crowd:
     """One run.
 
     Args:
-        processes: that submit at once.
-        jobs: of each of them, one after the other.
+        processes: that submit at once, each a part of the jobs, one after the other.
+        jobs: of all of them.
         kills: how many processes are killed while jobs are submitted and run: submitters and agents in turn.
+        nodes: of each job; None: by chance.
+        seconds: for how long each trains.
     """
 
-    def __init__(self, world: SeedWorld, processes: int, jobs: int, kills: int, seed: int) -> None:
+    def __init__(
+        self,
+        world: SeedWorld,
+        processes: int,
+        jobs: int,
+        kills: int = 0,
+        seed: int = 1,
+        nodes: int | None = None,
+        seconds: float = 0.3,
+    ) -> None:
         self.world = world
         self.kills = kills
+        self.nodes = nodes
         self.chance = random.Random(seed)
-        self.names = [[f"job-{process}-{number}" for number in range(jobs)] for process in range(processes)]
+        self.names = [[f"job-{number}" for number in range(process, jobs, processes)] for process in range(processes)]
         self.killed: list[str] = []
         # How many follower processes there were at once, and their memory (megabytes), at most.
         self.followers, self.memory = 0, 0.0
@@ -76,35 +95,39 @@ class Crowd:
         # One that ends and the next one would count as two.
         world.environment["BATCHAI_FOLLOWER_IDLE"] = "10"
         world.share.mkdir()
+        (world.share / "rank.py").write_text(RANK.format(steps=STEPS, seconds=seconds), encoding="utf-8")
 
     def run(self) -> None:
         """Submit, kill, and wait until every run has ended and nothing lives. Raises StuckError."""
+        self.release()
+        self.submit()
+        if self.killed:
+            self._attach()
+        self.wait()
+
+    def release(self) -> None:
+        """Let ranks train."""
+        (self.world.share / "go").touch()
+
+    def submit(self) -> None:
+        """Submit all jobs, and kill."""
         world, start = self.world, self.world.root / "start"
-        (world.share / "rank.py").write_text(RANK.format(seconds=0.3), encoding="utf-8")
         processes = []
         for number, names in enumerate(self.names):
-            jobs = [f"{name}={self._document(name)}" for name in names]
+            jobs = [f"{name}={world.document(name, self.nodes or self.chance.randint(1, NODES))}" for name in names]
             words = [sys.executable, HERE / "crowd_submitter.py", world.root / f"report-{number}", start, *jobs]
             processes.append(world.start(f"submitter-{number}", *words))
         world.wait(lambda: len(list(world.root.glob("report-*"))) == len(processes), 120, "the submitters")
         start.touch()
         self._kill(processes)
         world.wait(lambda: all(process.poll() is not None for process in processes), PATIENCE_SECONDS, "the submitters' end")
-        if self.killed:
-            self._attach()
+
+    def wait(self) -> None:
+        """Wait until every run has ended and nothing lives."""
+        world = self.world
         world.wait(lambda: not self._unfinished(), PATIENCE_SECONDS, "the end of all runs")
         with contextlib.suppress(StuckError):  # told by the checks
             world.wait(lambda: not world.processes(), what="the end of all processes")
-
-    def _document(self, name: str) -> Path:
-        nodes = self.chance.randint(1, NODES)
-        settings = {"pythonScriptFilePath": "$AZ_BATCHAI_MOUNT_ROOT/share/rank.py", "processCount": nodes}
-        path = self.world.root / f"{name}.json"
-        share = {"stdOutErrPathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share"}
-        path.write_text(
-            json.dumps({"properties": {"nodeCount": nodes, "horovodSettings": settings, **share}}), encoding="utf-8"
-        )
-        return path
 
     def _kill(self, processes: list[subprocess.Popen[str]]) -> None:
         for number in range(self.kills):
@@ -125,9 +148,7 @@ class Crowd:
         followers = self.world.pids_of("follower")
         self.followers = max(self.followers, len(followers))
         self.memory = max(self.memory, sum(map(memory_of, followers)))
-        with contextlib.closing(sqlite3.connect(self.world.root / "mlflow.db", timeout=60)) as store:
-            query = "SELECT value FROM runs JOIN tags USING (run_uuid) WHERE key = 'batchai.job' AND status IN ('RUNNING', 'SCHEDULED')"
-            return [name for (name,) in store.execute(query)]
+        return self.world.unended()
 
     def _attach(self) -> None:
         """What a person does for jobs whose submitter is gone: attach, and end those of which nothing had been started."""
@@ -154,6 +175,8 @@ class Crowd:
             if handle := closed(attempt / "submitted.json"):
                 reservations[plan["name"]] = handle[0]["ticket"]
             marks[f"{plan['job']}-1"] = plan["name"]
+            if verdicts[plan["name"]] and verdicts[plan["name"]]["executionState"] == "succeeded":
+                yield from self._wrong_metrics(plan)
         for name, verdict in verdicts.items():
             if verdict is None:
                 yield f"{name} has no verdict"
@@ -166,6 +189,15 @@ class Crowd:
             yield f"{lost} jobs have failed, and {len(self.killed)} processes were killed"
         yield from self._wrong_order(reservations)
         yield from self._wrong_stays(reservations, marks, verdicts)
+
+    def _wrong_metrics(self, plan: dict[str, Any]) -> Iterator[str]:
+        """A run has the points of its own job, once."""
+        first = zlib.crc32(f"{plan['job']}/1".encode())
+        with contextlib.closing(sqlite3.connect(self.world.root / "mlflow.db", timeout=60)) as store:
+            query = "SELECT step, value FROM metrics WHERE run_uuid = ? AND key = 'loss' ORDER BY step"
+            found = list(store.execute(query, (plan["runId"],)))
+        if found != [(step, first + step) for step in range(STEPS)]:
+            yield f"the run of {plan['name']} has the points {found}, the first of which is {first}"
 
     def _wrong_order(self, reservations: dict[str, int]) -> Iterator[str]:
         """Reservations are in the order of the submits, as far as one was done before the other began."""
@@ -228,7 +260,7 @@ def run_crowd(folder: Path, store: Path, processes: int, jobs: int, kills: int =
         seconds = time.monotonic() - begun
         return (
             troubles,
-            f"{processes * jobs} jobs from {processes} processes on {NODES} nodes, {killed}: {how}, {seconds:.0f} s;"
+            f"{jobs} jobs from {processes} processes on {NODES} nodes, {killed}: {how}, {seconds:.0f} s;"
             f" {crowd.followers} follower process(es) of {crowd.memory:.0f} MB",
         )
     finally:
@@ -239,7 +271,7 @@ def main() -> int:
     """The command; exit code 1 if something was wrong."""
     parser = argparse.ArgumentParser(description="Many jobs at once on one cluster of four nodes.")
     parser.add_argument("--processes", type=int, default=10)
-    parser.add_argument("--jobs", type=int, default=5, help="of each process")
+    parser.add_argument("--jobs", type=int, default=50)
     parser.add_argument("--kills", type=int, default=0, help="submitters and agents that are killed, in turn")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()

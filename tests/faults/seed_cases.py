@@ -179,6 +179,7 @@ class Case:
         attaches: how many ``batchai job attach`` run at once, the first so many seconds after the last kill.
         training: whether TensorFlow and Horovod train, instead of toy ranks.
         retries: of the job.
+        jobs: how many there are at once, all in one follower.
         dies: the step at which a rank of the first attempt kills itself, or None.
     """
 
@@ -197,6 +198,7 @@ class Case:
     retries: int = 0
     dies: int | None = None
     outage: Outage | None = None
+    jobs: int = 1
 
     @property
     def kills_agents(self) -> bool:
@@ -286,6 +288,30 @@ def case_of(seed: int) -> Case:
         attaches=chance.choice((1, 1, 2)),
         attach_seconds=chance.choice((0.0, chance.uniform(0.0, 2.0), chance.uniform(2.0, 8.0))),
         training=training,
+    )
+
+
+def case_of_several(seed: int, jobs: int) -> Case:
+    """What a seed does to a follower that has several jobs: it is killed at a step for any of them, in half the cases twice."""
+    chance = random.Random(f"{seed} of {jobs}")
+    first = _fault(chance, 0, FOLLOWER, (*RELAYING, *ENDING), (FOLLOWER,))
+    faults = [dataclasses.replace(first, count=first.count * chance.randint(1, jobs))]
+    if chance.random() < 0.5:
+        second = _fault(chance, 1, FOLLOWER, (*RELAYING[:2], *ENDING), (FOLLOWER,))
+        faults.append(dataclasses.replace(second, after=0, count=1))
+    return Case(
+        seed,
+        f"follower of {jobs}",
+        nodes=1,
+        steps=chance.randint(20, 40),
+        pause=chance.uniform(0.08, 0.16),
+        all_ranks=chance.random() < 0.5,
+        again=chance.random() < 0.5,
+        faults=tuple(faults),
+        timed=None,
+        attaches=1,
+        attach_seconds=chance.choice((0.0, chance.uniform(0.0, 8.0))),
+        jobs=jobs,
     )
 
 

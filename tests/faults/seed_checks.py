@@ -91,12 +91,17 @@ def wrong(world: SeedWorld, case: Case, codes: dict[str, int | None]) -> Iterato
         if "Traceback" in log.read_text(encoding="utf-8"):
             yield "a follower's log has a traceback"
     started = [folder for folder in world.job_folders() if list(folder.glob("batchai/attempts/*/verdict/verdict.json"))]
-    if len(runs) > 1 or len(started) > 1:
+    if len(runs) > case.jobs or len(started) > case.jobs:
         yield f"{len(runs)} runs, {len(started)} jobs"
-    elif started:
-        yield from _wrong_job(world, case, client, runs[0], started[0], codes)
-    elif not case.kills_submitter:
-        yield "the job has no verdict"
+        return
+    by_id = {run.info.run_id: run for run in runs}
+    for folder in started:
+        plan = (closed(folder / "batchai" / "plan.json") or [{}])[0]
+        said = f"{plan['name']}: " if case.jobs > 1 else ""
+        for trouble in _wrong_job(world, case, client, by_id[plan["runId"]], folder, plan["job"], codes):
+            yield said + trouble
+    if len(started) < case.jobs and not case.kills_submitter:
+        yield "the job has no verdict" if case.jobs == 1 else f"{len(started)} jobs of {case.jobs} have a verdict"
 
 
 def left_behind(world: SeedWorld) -> Iterator[str]:
@@ -115,7 +120,15 @@ def left_behind(world: SeedWorld) -> Iterator[str]:
     yield from (f"a mount is left: {point}" for point in sorted(points))
 
 
-def _wrong_job(world: SeedWorld, case: Case, client: Any, run: Any, job: Path, codes: dict[str, int | None]) -> Iterator[str]:
+def is_relayed(job: Path) -> bool:
+    """Whether the last lease of a job says that its run has all."""
+    cursors = [closed(path) for path in sorted(job.glob("batchai/relay/*/cursor.json"), key=lambda path: int(path.parent.name))]
+    return bool(cursors and cursors[-1] and cursors[-1][0]["finished"])
+
+
+def _wrong_job(
+    world: SeedWorld, case: Case, client: Any, run: Any, job: Path, mark: str, codes: dict[str, int | None]
+) -> Iterator[str]:
     newest = max(job.glob("batchai/attempts/*"), key=lambda path: int(path.name))
     records = closed(newest / "verdict" / "verdict.json")
     if records is None or len(records) != 1:
@@ -141,10 +154,9 @@ def _wrong_job(world: SeedWorld, case: Case, client: Any, run: Any, job: Path, c
     for name, value in expected.items():
         if there.get(name, tags.get(name)) != value:
             yield f"{name} is {there.get(name, tags.get(name))!r}, and {value!r} on the share"
-    cursors = [closed(path) for path in sorted(job.glob("batchai/relay/*/cursor.json"), key=lambda path: int(path.parent.name))]
-    if not cursors or not cursors[-1] or not cursors[-1][0]["finished"]:
+    if not is_relayed(job):
         yield "the last lease has not finished"
-    yield from _wrong_points(client, run, on_share(job), world, case)
+    yield from _wrong_points(client, run, on_share(job), world, mark, case)
     yield from _wrong_logs(world, client, run, job, case, succeeded)
 
 
@@ -160,7 +172,7 @@ def _wrong_verdict(case: Case, state: str, code: str | None, attempt: int) -> It
         yield f"the job's error is {code}"
 
 
-def _wrong_points(client: Any, run: Any, share: OnShare, world: SeedWorld, case: Case) -> Iterator[str]:
+def _wrong_points(client: Any, run: Any, share: OnShare, world: SeedWorld, mark: str, case: Case) -> Iterator[str]:
     stored: Points = {}
     for key in (name for name in run.data.metrics if not name.startswith("system/")):
         for point in client.get_metric_history(run.info.run_id, key):
@@ -179,23 +191,23 @@ def _wrong_points(client: Any, run: Any, share: OnShare, world: SeedWorld, case:
     if (int(told[1]) if told else 0) != share.repeated:
         yield f"{share.repeated} values came for a step that had one, and the run says {told[1] if told else 'nothing'}"
     if not case.training:
-        yield from _wrong_sum(run, {key: value for key, (value, _) in stored.items()}, world, case)
+        yield from _wrong_sum(run, {key: value for key, (value, _) in stored.items()}, world, mark, case)
 
 
-def _wrong_sum(run: Any, stored: dict[tuple[str, int], float], world: SeedWorld, case: Case) -> Iterator[str]:
+def _wrong_sum(run: Any, stored: dict[tuple[str, int], float], world: SeedWorld, mark: str, case: Case) -> Iterator[str]:
     """What the ranks say they have reported is stored, or the run says to the number what is not."""
     tags = run.data.tags
     whole, notes = tags.get("batchai.complete"), tags.get("batchai.notes", "")
     if whole not in (None, "false"):
         yield f"batchai.complete is {whole!r}"
-    due = {("loss", step): 1.0 / (step + 1) for step in world.said_steps(0)}
+    due = {("loss", step): 1.0 / (step + 1) for step in world.said_steps(mark, 0)}
     if case.all_ranks:
         ranks = range(case.nodes)
-        due |= {(f"rank_{rank}/speed", step): 100.0 * rank + step for rank in ranks for step in world.said_steps(rank)}
+        due |= {(f"rank_{rank}/speed", step): 100.0 * rank + step for rank in ranks for step in world.said_steps(mark, rank)}
     if case.retries:  # the first value stands, of whichever attempt
         values = {key: {value + 1000 * attempt for attempt in range(4)} for key, value in due.items()}
         due.update({key: value for key, value in stored.items() if value in values.get(key, ())})
-    if run.info.status == "FINISHED" and world.said_steps(0) != set(range(case.steps)):
+    if run.info.status == "FINISHED" and world.said_steps(mark, 0) != set(range(case.steps)):
         yield "rank 0 has not reported every step"
     lacking = len(due.keys() - stored.keys())
     wrong = {key for key in stored.keys() & due.keys() if stored[key] != due[key]}
@@ -216,7 +228,9 @@ def _wrong_logs(world: SeedWorld, client: Any, run: Any, job: Path, case: Case, 
     there = {
         path.relative_to(job / "stdouterr"): path.read_bytes() for path in (job / "stdouterr").rglob("*") if path.is_file()
     }
-    artifacts = {path.relative_to(sent): path.read_bytes() for path in sent.rglob("*") if path.is_file()}
+    # MLflow's own name for a file that it copies: one is left where its process was killed meanwhile.
+    files = (path for path in sent.rglob("*") if path.is_file() and not path.name.startswith(".artifact.uploading."))
+    artifacts = {path.relative_to(sent): path.read_bytes() for path in files}
     removed = case.outage is not None and case.outage.what == "logs removed"
     for name in sorted(there.keys() | artifacts.keys()) if not removed else ():
         if there.get(name) != artifacts.get(name):
@@ -224,5 +238,5 @@ def _wrong_logs(world: SeedWorld, client: Any, run: Any, job: Path, case: Case, 
     if succeeded and not case.training and not case.retries:
         lines = sorted(artifacts[Path("stdout.txt")].decode().splitlines())
         said = ["begun", "done", *(f"step {step}" for step in range(case.steps))]
-        if lines != sorted(f"[{rank}] {line}" for rank in range(case.nodes) for line in said):
+        if lines != sorted(f"[{rank}] {line}" if case.nodes > 1 else line for rank in range(case.nodes) for line in said):
             yield "stdout.txt has not each line of each rank once"

@@ -29,10 +29,11 @@ from loop_disk import fill  # noqa: E402
 TRAIN = """
 import os, signal, time
 from mlflow_batchai.training import report
-rank, attempt = int(os.environ["HOROVOD_RANK"]), int(os.environ["BATCHAI_JOB"].rpartition("/")[2])
+rank, (job, attempt) = int(os.environ["HOROVOD_RANK"]), os.environ["BATCHAI_JOB"].split("/")
+attempt = int(attempt)
 checkpoint = os.environ["AZ_BATCHAI_MOUNT_ROOT"] + "/share/checkpoint"
 first = int(open(checkpoint).read()) if os.path.exists(checkpoint) else 0
-said = os.path.join({counts!r}, "%d-%d" % (attempt, rank))
+said = os.path.join({counts!r}, "%s-%d-%d" % (job, attempt, rank))
 print("begun", flush=True)
 for step in range(first, {steps}):
     print("step", step, flush=True)
@@ -159,9 +160,9 @@ class SeedWorld:
         """What a command has said."""
         return (self.root / f"{name}.{stream}").read_text(encoding="utf-8")
 
-    def said_steps(self, rank: int) -> set[int]:
-        """The steps that a rank says it has reported, of all attempts."""
-        texts = [path.read_text() for path in self.counts.glob(f"*-{rank}")]
+    def said_steps(self, job: str, rank: int) -> set[int]:
+        """The steps that a job's rank says it has reported, of all attempts."""
+        texts = [path.read_text() for path in self.counts.glob(f"{job}-*-{rank}")]
         return {int(step) for text in texts for step in text.split()}
 
     def project(self, batchai: str, train: str) -> Path:
@@ -219,6 +220,22 @@ class SeedWorld:
         with contextlib.closing(sqlite3.connect(self.root / "mlflow.db")) as database:
             found = database.execute(query, (key,)).fetchone()
         return found[0] if found else None
+
+    def unended(self) -> list[str]:
+        """The names of jobs whose runs have not ended."""
+        query = (
+            "SELECT value FROM runs JOIN tags USING (run_uuid) WHERE key = 'batchai.job' AND status IN ('RUNNING', 'SCHEDULED')"
+        )
+        with contextlib.closing(sqlite3.connect(self.root / "mlflow.db", timeout=60)) as database:
+            return [name for (name,) in database.execute(query)]
+
+    def document(self, name: str, nodes: int) -> Path:
+        """A job document for ``rank.py`` on the share."""
+        settings = {"pythonScriptFilePath": "$AZ_BATCHAI_MOUNT_ROOT/share/rank.py", "processCount": nodes}
+        properties = {"nodeCount": nodes, "horovodSettings": settings, "stdOutErrPathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share"}
+        path = self.root / f"{name}.json"
+        path.write_text(json.dumps({"properties": properties}), encoding="utf-8")
+        return path
 
     def processes(self) -> dict[int, str]:
         """pid -> command of all that lives here: its command line or its environment names this folder."""

@@ -1,6 +1,6 @@
 """The randomized run: kill -9 at a step that the seed chooses, or an outage; reattach, and compare MLflow with what ranks say.
 
-    python tests/faults/seeds.py 1-50 [--jobs 2]
+    python tests/faults/seeds.py 1-50 [--jobs 2] [--together 5]
 
 One line per seed, and as the last one ``N passed, N failed``. A seed does the same each time, as far as its processes do.
 """
@@ -21,9 +21,9 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import NamedTuple
 
-from seed_cases import Case, case_of
-from seed_checks import wrong
-from seed_world import BIN, ROOT, TRAIN, SeedWorld, StuckError, make_store
+from seed_cases import Case, case_of, case_of_several
+from seed_checks import is_relayed, wrong
+from seed_world import BIN, HERE, ROOT, TRAIN, SeedWorld, StuckError, make_store
 
 # Until a node that nobody can tell of is given up takes minutes; all else takes seconds.
 PATIENCE_SECONDS, TRAINING_PATIENCE_SECONDS = 240.0, 420.0
@@ -49,10 +49,10 @@ class Result(NamedTuple):
     folder: Path
 
 
-def run_seed(seed: int, folder: Path, store: Path) -> Result:
+def run_seed(seed: int, folder: Path, store: Path, together: int = 1) -> Result:
     """Run a seed in a new folder, which is removed if all is well."""
     begun = time.monotonic()
-    case = case_of(seed)
+    case = case_of(seed) if together == 1 else case_of_several(seed, together)
     notes: list[str] = []
     troubles, reached = _run(case, folder, store, notes)
     if not reached and not troubles:
@@ -75,7 +75,7 @@ def _run(case: Case, folder: Path, store: Path, notes: list[str]) -> tuple[list[
         world.prepare(case.outage.what if case.outage else "")
         world.arm([dataclasses.asdict(fault) for fault in case.faults])
         try:
-            codes, reached = play(world, case)
+            codes, reached = play(world, case) if case.jobs == 1 else play_several(world, case)
         except StuckError as error:
             return [str(error), *(f"alive: {command}" for command in world.processes().values())], True
         for fault in case.faults if reached else ():
@@ -137,6 +137,39 @@ def play(world: SeedWorld, case: Case) -> tuple[dict[str, int | None], bool]:
     return codes, reached and all(world.struck(fault.id) for fault in case.faults)
 
 
+def play_several(world: SeedWorld, case: Case) -> tuple[dict[str, int | None], bool]:
+    """The same for several jobs, which nobody watches: who attaches to all of them brings them to their ends."""
+    world.share.mkdir()
+    (world.share / "rank.py").write_text(_train(world, case), encoding="utf-8")
+    jobs = [f"job-{number}={world.document(f'job-{number}', case.nodes)}" for number in range(case.jobs)]
+    words = [sys.executable, HERE / "crowd_submitter.py", world.root / "report", world.root, *jobs]
+    submitting = world.start("run", *words)
+    world.wait(lambda: submitting.poll() is not None, PATIENCE_SECONDS, "the submits")
+    reached = True
+    if case.timed:
+        world.wait(lambda: _ranks_began(world, case), what="the ranks' start")
+        time.sleep(case.timed.seconds)
+        reached = world.kill(case.timed.kills)
+    else:
+        world.wait(lambda: world.struck(0) or not world.unended(), PATIENCE_SECONDS, "the fault")
+    time.sleep(case.attach_seconds)
+    codes = {"run": submitting.returncode, "attach": _attach(world, "attach", "--all", "--wait")}
+    # Of one that was killed just after it had ended a run the run is whole; `batchai gc` names such a job, and what to do.
+    for folder in world.job_folders():
+        if not is_relayed(folder):
+            name = folder.parent.name
+            codes[f"attach-{name}"] = _attach(world, f"attach-{name}", name)
+    with contextlib.suppress(StuckError):  # told by the checks, with their names
+        world.wait(lambda: not world.processes(), LEAVE_SECONDS, "the end of all processes")
+    return codes, reached and all(world.struck(fault.id) for fault in case.faults)
+
+
+def _attach(world: SeedWorld, called: str, *words: str) -> int | None:
+    process = world.start(called, BIN / "batchai", "job", "attach", *words)
+    world.wait(lambda: process.poll() is not None, PATIENCE_SECONDS, called)
+    return process.returncode
+
+
 def _ranks_began(world: SeedWorld, case: Case) -> bool:
     word = "Epoch 1/" if case.training else "begun"
     return any(
@@ -148,10 +181,13 @@ def _project(world: SeedWorld, case: Case) -> list[str]:
     if case.training:
         values = {"data": "digits", "epochs": "6", "augment": "false"}
         return [str(ROOT / "projects" / "cifar_horovod"), *(f"-P{name}={value}" for name, value in values.items())]
-    names = ("steps", "all_ranks", "again", "pause", "dies", "retries")
-    train = TRAIN.format(counts=str(world.counts), **{name: getattr(case, name) for name in names})
     retries = f"retries: {case.retries}\n" if case.retries else ""
-    return [str(world.project(f"{retries}properties: {{nodeCount: {case.nodes}, horovodSettings: {{}}}}", train))]
+    return [str(world.project(f"{retries}properties: {{nodeCount: {case.nodes}, horovodSettings: {{}}}}", _train(world, case)))]
+
+
+def _train(world: SeedWorld, case: Case) -> str:
+    names = ("steps", "all_ranks", "again", "pause", "dies", "retries")
+    return TRAIN.format(counts=str(world.counts), **{name: getattr(case, name) for name in names})
 
 
 def told(result: Result) -> str:
@@ -161,14 +197,15 @@ def told(result: Result) -> str:
     lines += [f"    {note}" for note in result.notes]
     lines += [f"    {trouble}" for trouble in result.troubles]
     if result.troubles:
-        lines.append(f"    repeat it with: make faults SEEDS={result.case.seed}    (kept: {result.folder})")
+        together = f" TOGETHER={result.case.jobs}" if result.case.jobs > 1 else ""
+        lines.append(f"    repeat it with: make faults SEEDS={result.case.seed}{together}    (kept: {result.folder})")
     return "\n".join(lines)
 
 
-def run_seeds(seeds: Sequence[int], folder: Path, store: Path, jobs: int) -> Iterator[Result]:
+def run_seeds(seeds: Sequence[int], folder: Path, store: Path, jobs: int, together: int = 1) -> Iterator[Result]:
     """Run seeds below a folder, ``jobs`` at a time; their results in the order given."""
     with ThreadPoolExecutor(jobs) as pool:
-        running = [pool.submit(run_seed, seed, folder / f"seed-{seed}", store) for seed in seeds]
+        running = [pool.submit(run_seed, seed, folder / f"seed-{seed}", store, together) for seed in seeds]
         yield from (future.result() for future in running)
 
 
@@ -189,10 +226,11 @@ def main() -> int:
     )
     parser.add_argument("seeds", type=_seeds, help="1-50, 7, or 1-10,25")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time (default 2)")
+    parser.add_argument("--together", type=int, default=1, help="how many jobs the follower has that is killed (default 1)")
     options = parser.parse_args()
     folder = Path(mkdtemp(prefix="batchai-seeds-"))
     counts: Counter[tuple[str, bool]] = Counter()
-    for result in run_seeds(options.seeds, folder, make_store(folder / "mlflow.db"), options.jobs):
+    for result in run_seeds(options.seeds, folder, make_store(folder / "mlflow.db"), options.jobs, options.together):
         counts[result.case.kind, not result.troubles] += 1
         print(told(result), flush=True)
     for kind in sorted({kind for kind, _ in counts}):

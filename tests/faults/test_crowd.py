@@ -9,5 +9,5 @@ from crowd import run_crowd
 
 def test_sixteen_jobs_from_four_processes(tmp_path: Path, store_template: Path) -> None:
     """All end right, in the order of submission, and no node ever has two."""
-    troubles, line = run_crowd(tmp_path / "world", store_template, processes=4, jobs=4)
+    troubles, line = run_crowd(tmp_path / "world", store_template, processes=4, jobs=16)
     assert not troubles, line

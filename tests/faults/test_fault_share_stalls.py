@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 from loop_disk import loop_disk
 from node_world import Cluster, Job
-from waiting import freeze, wait_for
+from stalling import Stalling
+from waiting import wait_for
 
 LOSS_SECONDS = 3.0
 STALL_SECONDS = 3 * LOSS_SECONDS
@@ -36,19 +32,6 @@ for step in range({STEPS}):
 PATCH = "mounted.HEARTBEAT_SECONDS = 0.5"
 
 
-class Stalling(NamedTuple):
-    """A share that can be stalled."""
-
-    place: Path
-    stall: Callable[[], Any]
-    go_on: Callable[[], Any]
-
-
-def _rclone() -> str | None:
-    beside = Path(sys.executable).with_name("rclone")
-    return str(beside) if beside.exists() else shutil.which("rclone")
-
-
 @pytest.fixture
 def frozen_disk(tmp_path: Path) -> Iterator[Stalling]:
     """All that writes hangs; what is read comes from memory."""
@@ -56,28 +39,6 @@ def frozen_disk(tmp_path: Path) -> Iterator[Stalling]:
         freeze = lambda way: subprocess.run(["fsfreeze", way, str(place)], check=False)  # noqa: E731
         yield Stalling(place, lambda: freeze("-f"), lambda: freeze("-u"))
         freeze("-u")
-
-
-@pytest.fixture
-def stopped_server(tmp_path: Path) -> Iterator[Stalling]:
-    """A file system in user space whose process is stopped: every operation hangs."""
-    program = _rclone()
-    if program is None or not os.path.exists("/dev/fuse"):
-        pytest.skip("there is no rclone, or no FUSE, here")
-    behind, place = tmp_path / "behind", tmp_path / "share"
-    behind.mkdir()
-    place.mkdir()
-    options = ["--vfs-cache-mode=writes", "--vfs-write-back=0s"]
-    environment = {**os.environ, "RCLONE_CONFIG": "/dev/null", "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    server = subprocess.Popen([program, "mount", str(behind), str(place), *options], env=environment)
-    try:
-        wait_for(lambda: place.is_mount())
-        yield Stalling(place, lambda: freeze(server.pid), lambda: server.send_signal(signal.SIGCONT))
-    finally:
-        server.send_signal(signal.SIGCONT)
-        subprocess.run(["umount", "-l", str(place)], check=False)
-        server.terminate()
-        server.wait(60)
 
 
 @pytest.mark.parametrize("kind", ["frozen_disk", "stopped_server"])

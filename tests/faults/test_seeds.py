@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from seed_cases import KINDS, case_of
+from seed_cases import KINDS, case_of, case_of_several
 from seed_checks import wrong
 from seed_world import SeedWorld
 from seeds import play, run_seeds, told
@@ -28,9 +28,15 @@ def test_one_seed_of_each_kind(tmp_path: Path, store_template: Path) -> None:
     assert sum("never came to" in told(result) for result in results) <= len(SEEDS) // 2
 
 
+@pytest.mark.timeout(600)
+def test_a_follower_that_is_killed_has_five_jobs(tmp_path: Path, store_template: Path) -> None:
+    assert not [told(result) for result in run_seeds((1, 2, 3), tmp_path, store_template, 2, together=5) if result.troubles]
+
+
 def test_a_seed_does_the_same_each_time() -> None:
     assert [case_of(seed) for seed in range(60)] == [case_of(seed) for seed in range(60)]
     assert len({str(case_of(seed)) for seed in range(60)}) == 60
+    assert [case_of_several(seed, 5) for seed in range(60)] == [case_of_several(seed, 5) for seed in range(60)]
     assert case_of(50).training and not case_of(51).training
 
 
@@ -107,7 +113,7 @@ def test_what_is_wrong_with_a_crowd_is_seen(tmp_path: Path, store_template: Path
     from crowd import Crowd
 
     world = SeedWorld(tmp_path / "world", store_template)
-    crowd = Crowd(world, 1, 2, 0, 1)
+    crowd = Crowd(world, 1, 2)
     seen = world.share / "seen"
     seen.mkdir()
     for mark, begun in (("a-1", 10.0), ("b-1", 10.0 + late)):

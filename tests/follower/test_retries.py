@@ -139,10 +139,14 @@ def test_only_what_a_verdict_says_is_begun(scene, verdict):
     assert scene.engine.started == []
 
 
-def test_its_secrets_are_those_that_were_kept(scene):
+def test_its_secrets_are_those_that_were_kept(scene, monkeypatch):
     scene.made.plan.update(secretVariables=["TOKEN"], secretNames=["TOKEN"], container={"credentials": True, "image": "i"})
     scene.made.write(scene.made.paths.plan, scene.made.plan)
     fails(scene.made)
+    # A follower has many jobs: its environment is that of whoever started it.
+    for name in ("BATCHAI_SECRET_TOKEN", "BATCHAI_REGISTRY_USERNAME", "BATCHAI_REGISTRY_PASSWORD"):
+        monkeypatch.setenv(name, "another submitter's")
+    retries.check_can_start(scene.made.job)  # for a client its own environment counts
     with pytest.raises(NotHereError, match=r"^waiting for attach \(needs BATCHAI_SECRET_TOKEN, BATCHAI_REGISTRY_USERNAME"):
         scene.bring()
     assert not scene.made.job.is_begun()

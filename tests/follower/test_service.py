@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import signal
 import socket
 import stat
 import threading
 import time
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-from job_folder import JobFolder
+from follower_site import open_site
 from notify_channel import Channel
-from relay_world import EXPECTED, fill, history
+from relay_world import EXPECTED, history
 from waiting import freeze, wait_for
 
-from mlflow_batchai.errors import ShareError
+from mlflow_batchai.errors import ClusterError, ShareError
 from mlflow_batchai.follower import detached, service, service_client, spawning
-from mlflow_batchai.follower.detached import Submitted
 from mlflow_batchai.follower.service import Service
 from mlflow_batchai.job import lease as lease_module
 from mlflow_batchai.job.lease import Lease, LeaseState
@@ -32,68 +28,10 @@ from mlflow_batchai.tracking import runs
 SECRET = "hush-hush"
 
 
-class Site:
-    """A user's folder and store, jobs whose nodes nobody can ask, and the follower processes of both."""
-
-    def __init__(self, root: Path, template: Path) -> None:
-        # Longer than the address of a socket may be.
-        self.home = root / ("long" * 30) / "home"
-        self.root = root
-        shutil.copy(template, root / "m.db")
-        self.tracking = runs.absolute("sqlite:///m.db", root)
-        self.client = runs.client(self.tracking)
-        self.experiment = self.client.create_experiment("e", artifact_location=(root / "artifacts").as_uri())
-        self.pids: set[int] = set()
-
-    def job(self, name: str, **plan: Any) -> JobFolder:
-        run = runs.create(self.client, self.experiment, {runs.TAG_JOB: name}, {}, None, None)
-        metrics = [{"name": "f1", "regex": r"f1 (\S+)", "step": None}]
-        made = JobFolder(
-            self.root / name, name=name, job=name, runId=run.info.run_id, cluster="elsewhere", metrics=metrics, **plan
-        )
-        made.handle()
-        made.announce(0)
-        fill(made)
-        return made
-
-    def submitted(self, made: JobFolder, **more: Any) -> Submitted:
-        return Submitted(made.job, made.plan["runId"], self.tracking, **more)
-
-    def follow(self, made: JobFolder, **more: Any) -> Submitted:
-        found = self.submitted(made, **more)
-        detached.start_follower(found)
-        assert found.follower is not None
-        self.pids.add(found.follower)
-        return found
-
-    def status(self, made: JobFolder) -> str:
-        return str(self.client.get_run(made.plan["runId"]).info.status)
-
-    def relayed(self, made: JobFolder) -> bool:
-        """Whether its run has what its ranks have reported; Keras' own lines are held back for an epoch."""
-        return history(self.client, made.plan["runId"]).get("loss") == EXPECTED["loss"]
-
-    def log(self, name: str) -> str:
-        return (self.home / "followers" / f"{name}.log").read_text()
-
-    def sockets(self) -> list[Path]:
-        return list((self.home / "followers").glob("*.sock"))
-
-    def kill(self, pid: int) -> None:
-        os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: not psutil.pid_exists(pid))
-
-    def close(self) -> None:
-        for pid in filter(psutil.pid_exists, self.pids):
-            self.kill(pid)
-
-
 @pytest.fixture
 def site(tmp_path, store_template, monkeypatch):
-    made = Site(tmp_path, store_template)
-    monkeypatch.setenv("BATCHAI_HOME", str(made.home))
-    yield made
-    made.close()
+    with open_site(tmp_path, store_template, monkeypatch) as made:
+        yield made
 
 
 def test_jobs_of_one_user_have_one_process(site, monkeypatch):
@@ -273,7 +211,8 @@ def test_one_job_holds_up_no_other(site, here, monkeypatch):
     assert "AssertionError: a mistake of ours" in site.log("breaks") and site.log("away").endswith(" there is no share here\n")
     assert site.log("good") == site.log("hangs") == ""
     released.set()
-    wait_for(lambda: here["hangs"] == 1)
+    # The second one who told of it may have had what the first one lacked.
+    wait_for(lambda: here["hangs"] == 2)
 
 
 def test_what_a_starter_tells_later_is_added(site, here, monkeypatch):
@@ -283,7 +222,7 @@ def test_what_a_starter_tells_later_is_added(site, here, monkeypatch):
         service_client.follow(order("job", **told), dict(os.environ))
     released.set()
     wait_for(lambda: seen)
-    assert seen == [{"variables": {"A": "1"}, "environment": {"X": "1", "BATCHAI_SECRET_A": "2"}}]
+    assert seen[0] == {"variables": {"A": "1"}, "environment": {"X": "1", "BATCHAI_SECRET_A": "2"}}
 
 
 def test_a_job_whose_thread_hangs_is_taken_over(site, here, monkeypatch):
@@ -293,8 +232,29 @@ def test_a_job_whose_thread_hangs_is_taken_over(site, here, monkeypatch):
     monkeypatch.setattr(service, "follow", lambda *_: here.update("x") if released.is_set() else released.wait(60))
     assert service_client.follow(order("job"), dict(os.environ)).news
     wait_for(lambda: any(followed.lease for made in site.services for followed in made._jobs.values()))
+    service_client._known.clear()
+    # Who watches the job sees that nobody follows it.
+    assert service_client.answers() == {os.getpid(): set()}
     assert service_client.follow(order("job"), dict(os.environ)).news
     released.set()
+
+
+def test_a_job_that_is_told_of_while_its_thread_leaves_is_followed_once_more(site, here, monkeypatch):
+    """Who attaches with a secret just after its follower has found that it lacks it is not told in vain."""
+    asked, told_again, seen = threading.Event(), threading.Event(), []
+
+    def leaves(job, tracking, told, *_):
+        seen.append(dict(told["environment"]))
+        asked.set()
+        assert told_again.wait(60)
+
+    monkeypatch.setattr(service, "follow", leaves)
+    service_client.follow(order("job"), dict(os.environ))
+    assert asked.wait(60)
+    assert not service_client.follow(order("job", environment={"BATCHAI_SECRET_A": "2"}), dict(os.environ)).news
+    told_again.set()
+    wait_for(lambda: not site.sockets())
+    assert seen == [{}, {"BATCHAI_SECRET_A": "2"}]
 
 
 def test_who_says_nothing_or_nonsense_is_not_waited_for(site, here, monkeypatch):
@@ -309,13 +269,44 @@ def test_who_says_nothing_or_nonsense_is_not_waited_for(site, here, monkeypatch)
         assert not service_client.follow(order("job"), dict(os.environ)).news
 
 
-def test_sockets_of_dead_processes_are_removed(site, here):
+def test_sockets_of_dead_processes_are_removed(site, here, monkeypatch):
+    """Those of this machine: of another one's, which has the same home folder, nothing can be said from here."""
+    names = [service_client._ours("dead")]
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(socket, "gethostname", lambda: "elsewhere")
+        names.append(service_client._ours("dead"))
     folder = service_client.folder()
-    with socket.socket(socket.AF_UNIX) as dead, service_client._short(folder / "dead.sock") as address:
-        dead.bind(address)
+    for name in names:
+        with socket.socket(socket.AF_UNIX) as dead, service_client._short(folder / name) as address:
+            dead.bind(address)
     assert service_client.answers() == {}
     service_client.follow(order("job"), dict(os.environ))
-    assert not (folder / "dead.sock").exists()
+    assert [(folder / name).exists() for name in names] == [False, True]
+
+
+def test_a_process_that_hangs_at_its_start_holds_up_no_other(site, here, monkeypatch):
+    """The lock is its own: whose jobs need other credentials are not behind it."""
+    young = site.home / "followers" / service_client._name(dict(os.environ))
+    service_client.folder()
+    with socket.socket(socket.AF_UNIX) as hangs, service_client._short(young) as address:
+        hangs.bind(address)
+        hangs.listen()
+        waits = threading.Thread(target=service_client.follow, args=(order("behind"), dict(os.environ)))
+        monkeypatch.setattr(service_client, "START_SECONDS", 5.0)
+        monkeypatch.setattr(service_client, "ANSWER_SECONDS", 5.0)
+        waits.start()
+        begun = time.monotonic()
+        service_client.follow(order("other"), {**os.environ, "AWS_PROFILE": "other"})
+        assert time.monotonic() - begun < 4.0 and waits.is_alive()
+        waits.join()
+    wait_for(lambda: here["other"] == here["behind"] == 1)
+
+
+@pytest.mark.parametrize("text", ["soon", "nan", "-1", "inf"])
+def test_a_variable_that_is_no_number_is_a_sentence(site, here, text):
+    with pytest.raises(ClusterError, match=f"BATCHAI_FOLLOWER_IDLE is '{text}'; set it to a number of seconds"):
+        service_client.follow(order("job"), {**os.environ, "BATCHAI_FOLLOWER_IDLE": text})
+    assert not here and not site.sockets()
 
 
 def test_one_word_at_the_end_whoever_follows_the_job_then(site):

@@ -79,6 +79,24 @@ def test_what_was_remembered_goes_to_processes_that_we_start_and_on_from_there(m
     assert result.stdout.split() == [KEY, SAS, "True", "Credential()"]
 
 
+def test_shares_of_one_account_may_each_have_a_credential(monkeypatch):
+    """As clusters' documents give them: whichever was read last, each opens its own share, also in processes that we start."""
+    one, two = Credential(sas=SAS + "1"), Credential(sas=SAS + "2")
+    remember("acct", one, "one")
+    remember("acct", two, "two")
+
+    def found():
+        location = parse("https://acct.file.core.windows.net/one")
+        return [find("ACCT", share) for share in ("one", "two", "three")] + [for_nodes(location, 60.0)]
+
+    assert found() == [one, two, two, {"sas": one.sas}]
+    monkeypatch.setenv(credentials.VARIABLE, exported()[credentials.VARIABLE])
+    credentials._remembered.clear()
+    assert found() == [one, two, two, {"sas": one.sas}]
+    remember("acct", Credential(KEY), "two")
+    assert find("acct", "one") == one
+
+
 def test_no_text_of_it_shows_it():
     assert KEY not in repr(Credential(KEY, SAS)) and "sig" not in str([Credential(KEY, SAS)])
 

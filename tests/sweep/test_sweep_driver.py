@@ -17,6 +17,7 @@ from sweep_world import Toys, add_job, begin, end_job
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.client.console import JobConsole
+from mlflow_batchai.client.lookup import NoFolderError
 from mlflow_batchai.client.signals import Signals
 from mlflow_batchai.errors import JobDetachedError, JobError, NotFoundError, ParameterError, ShareError
 from mlflow_batchai.follower import detached, spawning
@@ -175,6 +176,26 @@ def test_a_sweep_that_is_to_end(store, mlflow, toys) -> None:
     assert (toys.started, status) == ([1, 2], "KILLED")
     assert found.counts == "2 terminated, 2 not started"
     assert found.rows[-1].reason == "the sweep was ended"
+
+
+def test_a_job_that_another_machine_just_submits_keeps_its_run(store, mlflow, toys, monkeypatch) -> None:
+    """It has a run and no folder yet when the sweep is ended from here; once it has one it is ended."""
+    there = json.dumps({**proc.identity(), "host": "elsewhere"})
+    sweep = begin(store, {sweeps.TAG_DRIVER: there, runs.TAG_CANCEL: "true"})
+    toys.sweep = sweep
+    submitted = toys.submit(1)
+
+    def of_run(run: Any, tracking: Any) -> Any:
+        if not looked:
+            raise NoFolderError(run, "the share")
+        return submitted
+
+    looked: list[Any] = []
+    monkeypatch.setattr(driver.lookup, "of_run", of_run)
+    monkeypatch.setattr(driver.detached, "ensure_follower", lambda found: None)
+    found, status = drive(sweep, toys, lambda: looked.append(sweeps.look(mlflow, sweep).active))
+    assert looked[0] == {1}, "its run is not deleted"
+    assert (found.counts, status) == ("1 terminated, 3 not started", "KILLED")
 
 
 @pytest.mark.parametrize("cancels", [True, False])

@@ -38,6 +38,8 @@ def load_model(path, compile):
         time.sleep(60)
     if name == "own.keras":
         import helper
+    if name == "namespace.keras":
+        import inside.part
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "" and not hasattr(sys.modules["__main__"], "json")
     one = types.SimpleNamespace(name="x", shape=(None, 4), dtype="float32")
     return types.SimpleNamespace(inputs=[one], predict=lambda batch, verbose: numpy.asarray(batch) * 2)
@@ -54,18 +56,19 @@ REPORTS = "report.model(os.environ['AZ_BATCHAI_OUTPUT_M'] + '/{}.keras', example
 @pytest.fixture
 def rank(tmp_path: Path) -> Callable[..., tuple[subprocess.CompletedProcess[str], list[dict[str, Any]]]]:
     """Runs a script as rank 0 of a job that asks for a model; how it ended, and what it reported of trials."""
-    for name in ("site", "spool", "out", "code", "lib/keras"):
+    for name in ("site", "spool", "out", "code/src/inside", "lib/keras"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "site" / "sitecustomize.py").write_text(SITECUSTOMIZE)
     (tmp_path / "lib" / "keras" / "__init__.py").write_text(KERAS)
     (tmp_path / "lib" / "keras" / "models.py").write_text(MODELS)
-    (tmp_path / "code" / "helper.py").touch()
-    for name in ("good", "own", "crash", "hang"):
+    (tmp_path / "code" / "src" / "inside" / "part.py").touch()
+    for name in ("good", "own", "namespace", "crash", "hang"):
         with zipfile.ZipFile(tmp_path / f"{name}.keras", "w") as archive:
             archive.writestr("config.json", "{}")
             archive.writestr("metadata.json", '{"keras_version": "3.1.0"}')
 
-    def run(does: str, saved: str = "good", seconds: float | None = 30.0, **variables: str) -> Any:
+    def run(does: str, saved: str = "good", seconds: float | None = 30.0, helper: str = "", **variables: str) -> Any:
+        (tmp_path / "code" / "helper.py").write_text(helper)
         (tmp_path / f"{saved}.keras").rename(tmp_path / "out" / f"{saved}.keras")
         (tmp_path / "code" / "train.py").write_text(SCRIPT.format(does))
         model = seconds and {"path": None, "seconds": seconds}
@@ -119,7 +122,25 @@ def test_what_does_not_pass_is_not_reported(rank: Any, does: str, saved: str, co
     assert not done.stderr or "SystemError" in done.stderr
 
 
-@pytest.mark.parametrize(("seconds", "variables"), [(None, {}), (30.0, {"BATCHAI_RANK": "1"})])
+def test_a_project_with_a_src_folder_and_no_init_files_is_forgotten(rank: Any) -> None:
+    """The file needs a module of it, and was saved by a script that has it; ``keras`` is imported after that."""
+    helper = "import os, sys; sys.path.insert(0, os.path.abspath('src')); import inside.part"
+    done, trials = rank(REPORTS.format("namespace"), "namespace", helper=helper)
+    assert (done.returncode, done.stderr, trials) == (0, "", [])
+
+
+# The second script has used a GPU before it imports Keras.
+@pytest.mark.parametrize(
+    ("seconds", "variables"),
+    [
+        (None, {}),
+        (
+            30.0,
+            {"helper": "import sys, types; sys.modules['torch.cuda'] = types.SimpleNamespace(is_initialized=lambda: True)"},
+        ),
+        (30.0, {"BATCHAI_RANK": "1"}),
+    ],
+)
 def test_where_no_copy_is_made(rank: Any, seconds: float | None, variables: dict[str, str]) -> None:
     done, trials = rank("print(os.listdir(os.environ['BATCHAI_SPOOL']))", seconds=seconds, **variables)
     assert (done.returncode, done.stdout, trials) == (0, "['run.json']\n", [])
