@@ -167,6 +167,7 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
             self._end()
 
     def _save(self, epochs_done: int, batches: int) -> None:
+        _hvd.sync(self.model)
         after = f"after epoch {epochs_done}" + (f" and {batches} batches" if batches else "")
         state = {
             "ranks": _ranks(),

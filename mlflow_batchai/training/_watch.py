@@ -146,7 +146,7 @@ def check_weights(hvd: Any, model: Any, ours: bool, when: str) -> None:
 
 def _checksum(hvd: Any, variables: list[Any]) -> str:
     digest = hashlib.blake2b(digest_size=8)
-    if _hvd.on_torch(hvd):
+    if _hvd.keras_on("torch"):
         digest.update(_tensors.checksums(_tensors.of(variables)))  # reckoned where they are: they may be on a GPU, and many
     else:
         for variable in variables:

@@ -1,4 +1,4 @@
-"""Horovod's Keras callbacks for Keras 3, on the TensorFlow and the torch backend, and CheckpointCallback."""
+"""Horovod's Keras callbacks for Keras 3, on all its backends, and CheckpointCallback."""
 
 from __future__ import annotations
 
@@ -151,6 +151,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         return float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
 
     def _set_rate(self, epoch: float) -> None:
+        _hvd.sync(self.model)
         optimizer = _hvd.optimizer_core(self.model.optimizer)
         old, new = self._rate(), self.initial_lr * self.multiplier(epoch)
         optimizer.learning_rate = new
