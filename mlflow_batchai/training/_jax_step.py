@@ -26,11 +26,13 @@ class _Running:
         rows: of its batch; None outside ``fit``, where ranks count alike.
         captured: the buffers of the optimizer, while a first half is traced.
         applied: each optimizer that was applied, and the elements of its buffers.
+        sent: the last buffers that torch's binding was given.
     """
 
     rows: float | None = None
     captured: list[Buffers] | None = None
     applied: ClassVar[list[tuple[Any, dict[str, int]]]] = []
+    sent: ClassVar[Buffers] = {}
 
 
 def stateless_apply(self: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
@@ -198,7 +200,7 @@ def _exchanged(hvd: Any, buffers: Buffers) -> Buffers:
 
     if jax.default_backend() == "cpu":
         jax.block_until_ready(buffers)  # DLPack makes a GPU's stream wait, and nobody a processor
-    handles = {}
-    for kind, name in names.items():
-        handles[kind] = hvd.allreduce_async(torch.from_dlpack(buffers[kind]), op=hvd.Sum, name=name)
+    # Kept until the next exchange: NCCL may still read when its operation counts as done (``_hvd.binding``).
+    _Running.sent = {kind: torch.from_dlpack(buffers[kind]) for kind in names}
+    handles = {kind: hvd.allreduce_async(_Running.sent[kind], op=hvd.Sum, name=name) for kind, name in names.items()}
     return {kind: jax.dlpack.from_dlpack(hvd.synchronize(handle)) for kind, handle in handles.items()}

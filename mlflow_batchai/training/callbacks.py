@@ -38,9 +38,12 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         if _watch.is_built(self.model):
             self._broadcast()
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Send them after the first batch otherwise."""
-        if not self.broadcast_done:
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Send them after the first batch otherwise: before the second one, or at the end of the epoch (``_watch``).
+
+        A callback that has ``on_train_batch_end`` would have Keras wait for every step's logs.
+        """
+        if batch > 0 and not self.broadcast_done:
             self._broadcast()
 
     def _broadcast(self) -> None:
