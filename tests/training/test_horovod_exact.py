@@ -138,5 +138,13 @@ def test_refusals_are_one_sentence_on_every_rank(results, what, error, words):
         assert words in facts[what][1]
 
 
+def test_a_loop_of_the_users_own_on_jax(results):
+    if results.backend != "jax":
+        pytest.skip("the other backends have optimizer.apply, which every case uses")
+    for facts in results.facts[:2]:
+        assert facts["own loop"] == pytest.approx([0.995, 0.995])  # the mean gradient is a half
+        assert facts["in jit"][0] == "RuntimeError" and "can't exchange gradients inside jax.jit" in facts["in jit"][1]
+
+
 def test_ranks_that_are_meant_to_differ_may(results):
     assert results.facts[0]["opted out"] is None

@@ -282,6 +282,14 @@ def refusing():
     FACTS["passes"] = told(lambda: hvd.DistributedOptimizer("sgd", backward_passes_per_step=4))
     FACTS["unknown"] = told(lambda: hvd.DistributedOptimizer("sgd", num_groups=4))
     FACTS["global"] = told(lambda: hvd.broadcast_global_variables(0))
+    if BACKEND == "jax":
+        import jax
+
+        optimizer, values = hvd.DistributedOptimizer("sgd"), [np.ones(2, "float32")]
+        optimizer.build([keras.Variable(values[0])])
+        state = [variable.value for variable in optimizer.variables]
+        FACTS["in jit"] = told(lambda: jax.jit(optimizer.stateless_apply)(state, values, values))
+        FACTS["own loop"] = np.asarray(optimizer.stateless_apply(state, [values[0] * RANK], values)[0][0]).tolist()
     os.environ["BATCHAI_WEIGHT_CHECK"] = "0"
     FACTS["opted out"] = told(fit)
     os.environ["BATCHAI_WEIGHT_CHECK"] = "maybe"
