@@ -84,13 +84,13 @@ class Bench:
         """The variables of a command on this machine."""
         path = f"{python.folder / 'bin'}:{self.nccl.folder / 'bin'}:{os.environ['PATH']}"
         found = {**os.environ, **CAREFUL, "PATH": path, "BATCHAI_HOME": str(self.work / "home"), "PYTHONUNBUFFERED": "1"}
-        return found | {"MLFLOW_TRACKING_URI": f"sqlite:///{self.store}/mlflow.db", "KERAS_BACKEND": "torch"}
+        return found | {"MLFLOW_TRACKING_URI": f"sqlite:///{self.store}/mlflow.db", "KERAS_BACKEND": self.options.backend}
 
     def command(
         self, project: Path, ranks: int, parameters: dict[str, Any], *, entry: str = "main", shared: bool = False, **more: Any
     ) -> list[str]:
         """``mlflow run`` of a project with so many ranks: a node each, or all on one node and one GPU."""
-        variables = {"KERAS_BACKEND": "torch", **CAREFUL, **({"CUDA_VISIBLE_DEVICES": ""} if self.cpu else {})}
+        variables = {"KERAS_BACKEND": self.options.backend, **CAREFUL, **({"CUDA_VISIBLE_DEVICES": ""} if self.cpu else {})}
         properties = {
             "nodeCount": 1 if shared else ranks,
             "horovodSettings": {"processCount": ranks},
@@ -376,6 +376,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--source", type=Path, help="Horovod's source archive; else it is fetched")
     parser.add_argument("--horovod", type=Path, help="wheels.tar of an earlier call: nothing is built then")
     parser.add_argument("--images", help="an .npz like Keras' CIFAR-10, or a word that the project's --data takes")
+    parser.add_argument("--backend", choices=["torch", "jax"], default="torch", help="of Keras; Horovod is torch's in any case")
     parser.add_argument("--precision", default="float32", help="of the CIFAR project")
     parser.add_argument("--passes", type=int, default=PASSES, help="over the images, in the CIFAR part")
     parser.add_argument("--batch", type=int, default=128, help="images a rank and step, in the scaling part")

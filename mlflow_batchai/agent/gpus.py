@@ -183,7 +183,10 @@ def visibility_variables(gpus: Gpus, local_rank: int | None = None) -> dict[str,
     if not gpus.ids:
         return {"CUDA_VISIBLE_DEVICES": ""} if gpus.hidden else {}
     ids = gpus.ids if local_rank is None else [gpus.ids[local_rank % len(gpus.ids)]]
+    # JAX takes most of a GPU's memory at once; Horovod, and the framework whose binding exchanges JAX's gradients, need some.
+    jax = {} if local_rank is None else {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     return {
+        **jax,
         "CUDA_VISIBLE_DEVICES": ",".join(ids),
         # nvidia-smi counts in this order, CUDA otherwise by speed.
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",

@@ -133,12 +133,18 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if epoch != self._first_epoch:
             self._batches_before = 0
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    # Begins, not ends: a callback that has ``on_train_batch_end`` would have Keras wait for every step's logs.
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Save and end, if SIGTERM came."""
-        self._batches = batch + 1
+        self._batches = batch
         self._save_if_told()
 
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Count the epoch's last batch."""
+        self._batches += 1
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Save and end, if SIGTERM came while this epoch is validated."""
         self._save_if_told()
 
@@ -167,6 +173,7 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
             self._end()
 
     def _save(self, epochs_done: int, batches: int) -> None:
+        _hvd.sync(self.model)
         after = f"after epoch {epochs_done}" + (f" and {batches} batches" if batches else "")
         state = {
             "ranks": _ranks(),

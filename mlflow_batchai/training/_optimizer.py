@@ -8,11 +8,7 @@ import types
 from collections.abc import Iterator
 from typing import Any, Callable
 
-from mlflow_batchai.training import _hvd
-
-# Gradients are sent times rows / (ROWS * ranks), so that they keep about their size, which matters for halves only.
-ROWS = 32
-
+from mlflow_batchai.training import _hvd, _jax_step
 
 _MARK = "_batchai_horovod"
 
@@ -27,7 +23,7 @@ def reduce_gradients(hvd: Any, settings: Any, grads: list[Any], rows: Any) -> tu
     Names are made of counts only, so that they are the same on a rank that has built other models as well.
     """
     weighted = settings.op != hvd.Sum
-    unit = None if rows is None else rows / (ROWS * hvd.size())
+    unit = None if rows is None else rows / (_jax_step.ROWS * hvd.size())
     weight = (1.0 / hvd.size() if unit is None else unit) if weighted else None
     dense = {i: g for i, g in enumerate(grads) if g is not None and not is_sparse(g)}
     packed = dict(zip(dense, map(settings.compression.compress, _scaled(list(dense.values()), weight))))
@@ -198,12 +194,13 @@ def no_rows() -> Any:
 
 
 class Settings:
-    """How one optimizer reduces its gradients."""
+    """How one optimizer reduces its gradients; with JAX also its compiled update, once there is one."""
 
     def __init__(self, op: Any, compression: Any, sparse_as_dense: bool) -> None:
         self.op = op
         self.compression = compression
         self.sparse_as_dense = sparse_as_dense
+        self.update: Any = None
 
 
 class _Step:
@@ -222,12 +219,13 @@ class _State:
 
 
 def distribute(optimizer: Any, settings: Settings) -> Any:
-    """Wrap ``optimizer.apply`` on this instance and return the instance; its class stays Keras' own.
+    """Wrap ``optimizer.apply`` (on JAX ``stateless_apply``) of this instance and return it; its class stays Keras' own.
 
     Keras copies an optimizer by its saved form, so a copy is not wrapped.
     """
     setattr(optimizer, _MARK, settings)
-    optimizer.apply = types.MethodType(_apply, optimizer)
+    replacement = _jax_step.stateless_apply if _hvd.keras_on("jax") else _apply
+    setattr(optimizer, replacement.__name__.lstrip("_"), types.MethodType(replacement, optimizer))
     _patch_make_train_function()
     return optimizer
 
@@ -271,6 +269,12 @@ def _patch_make_train_function() -> None:
         if hvd is None or not concerns(self):
             return original(self, force)
         _lift_over_loss_scale(self)
+        if _hvd.keras_on("jax"):
+            if force or not hasattr(self.train_function, "batchai"):
+                step = _jax_step.TrainStep(self)
+                self.train_function = self._make_function(step)
+                self.train_function.batchai = step
+            return None
         if not hasattr(self.train_step, "batchai"):
             self.train_step = _shared_step(self.train_step)
             force = True
@@ -305,8 +309,8 @@ def _lift_over_loss_scale(model: Any) -> None:
     inner = getattr(outer, "inner_optimizer", None)
     if inner is not None and is_distributed(inner) and not is_distributed(outer):
         distribute(outer, getattr(inner, _MARK))
-        del inner.apply
-        delattr(inner, _MARK)
+        for name in ("apply", "stateless_apply", _MARK):
+            vars(inner).pop(name, None)
 
 
 def _shared_step(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -368,6 +372,11 @@ def finish_epoch(model: Any, hvd: Any) -> None:
     rank makes every update. Costs one exchange of empty gradients an epoch if all have the same.
     Raises RuntimeError if this rank had no batch at all, as it doesn't know the gradients then.
     """
+    if _hvd.keras_on("jax"):
+        step = getattr(model.train_function, "batchai", None)
+        if step is not None:
+            _agree_on_counters(hvd, step.finish_epoch(hvd))
+        return
     state = getattr(model.train_step, "batchai", None)
     if state is None:
         return

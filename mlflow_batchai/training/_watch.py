@@ -40,7 +40,7 @@ def with_watch(model: Any, callbacks: Any) -> Any:
     stock = type(_hvd.optimizer_core(model.optimizer)).__module__.startswith("horovod.")
     if not ours and not stock and not any(_is_horovods(callback) for callback in given):
         return callbacks
-    first, last = _First(hvd, ours), _Last(hvd, ours)
+    first, last = _First(hvd, ours, [callback for callback in given if hasattr(callback, "broadcast_done")]), _Last(hvd, ours)
     if isinstance(callbacks, keras.callbacks.CallbackList):
         for callback in (first, last):
             callback.set_params(callbacks.params)
@@ -58,10 +58,11 @@ def _is_horovods(callback: Any) -> bool:
 class _First(keras.callbacks.Callback):  # type: ignore[misc]
     """Lets ranks with more batches finish, averages statistics, and compares weights, before any other callback."""
 
-    def __init__(self, hvd: Any, ours: bool) -> None:
+    def __init__(self, hvd: Any, ours: bool, broadcasts: list[Any]) -> None:
         super().__init__()
         self._hvd = hvd
         self._ours = ours
+        self._broadcasts = broadcasts
         self._first_epoch = True
         self._open = False
 
@@ -91,6 +92,8 @@ class _First(keras.callbacks.Callback):  # type: ignore[misc]
         if not self._open:
             return
         self._open = False
+        for broadcast in self._broadcasts:
+            broadcast.on_train_batch_begin(1)  # an epoch of one batch
         if self._ours:
             _optimizer.finish_epoch(self.model, self._hvd)
             _hvd.average_variables(self._hvd, self.model.non_trainable_weights)
@@ -146,7 +149,7 @@ def check_weights(hvd: Any, model: Any, ours: bool, when: str) -> None:
 
 def _checksum(hvd: Any, variables: list[Any]) -> str:
     digest = hashlib.blake2b(digest_size=8)
-    if _hvd.on_torch(hvd):
+    if _hvd.keras_on("torch"):
         digest.update(_tensors.checksums(_tensors.of(variables)))  # reckoned where they are: they may be on a GPU, and many
     else:
         for variable in variables:

@@ -1,4 +1,4 @@
-"""Horovod's Keras callbacks for Keras 3, on the TensorFlow and the torch backend, and CheckpointCallback."""
+"""Horovod's Keras callbacks for Keras 3, on all its backends, and CheckpointCallback."""
 
 from __future__ import annotations
 
@@ -38,9 +38,12 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         if _watch.is_built(self.model):
             self._broadcast()
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Send them after the first batch otherwise."""
-        if not self.broadcast_done:
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Send them after the first batch otherwise: before the second one, or at the end of the epoch (``_watch``).
+
+        A callback that has ``on_train_batch_end`` would have Keras wait for every step's logs.
+        """
+        if batch > 0 and not self.broadcast_done:
             self._broadcast()
 
     def _broadcast(self) -> None:
@@ -151,6 +154,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         return float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
 
     def _set_rate(self, epoch: float) -> None:
+        _hvd.sync(self.model)
         optimizer = _hvd.optimizer_core(self.model.optimizer)
         old, new = self._rate(), self.initial_lr * self.multiplier(epoch)
         optimizer.learning_rate = new

@@ -1,4 +1,4 @@
-"""The Horovod API for Keras 3: the names of ``horovod.keras``, on the TensorFlow and the torch backend.
+"""The Horovod API for Keras 3: the names of ``horovod.keras``, on the TensorFlow, torch and JAX backends.
 
     import mlflow_batchai.training.horovod as hvd
 
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable
 
 from mlflow_batchai.training import _hvd, guard
 
@@ -62,7 +62,7 @@ def __getattr__(name: str) -> Any:
 
 
 def init(*args: Any, **kwargs: Any) -> None:
-    """Start Horovod in this process; arguments as in Horovod. Raises RuntimeError for Keras 2 and for JAX."""
+    """Start Horovod in this process; arguments as in Horovod. Raises RuntimeError for Keras 2 and for OpenVINO."""
     _hvd.binding().init(*args, **kwargs)
 
 
@@ -115,28 +115,33 @@ def allreduce(value: Any, name: str | None = None, average: bool | None = None, 
     hvd = _hvd.binding()
     if op is None:
         op = hvd.Sum if average is False else hvd.Average
-    if _is_tensor(value):
-        return hvd.allreduce(value, op=op, name=name)
-    array = _array(value)
-    if op == hvd.Average and array.dtype.kind in "iub":
-        array = array.astype("float64")
-    return hvd.allreduce(_hvd.to_tensor(hvd, array), op=op, name=name).numpy()[()]
+    if not _is_tensor(value):
+        value = _array(value)
+        if op == hvd.Average and value.dtype.kind in "iub":
+            value = value.astype("float64")
+    return _exchanged(hvd, lambda tensor: hvd.allreduce(tensor, op=op, name=name), value)
 
 
 def allgather(value: Any, name: str | None = None) -> Any:
     """Return the ranks' values joined along the first axis (which may differ in length); types as in ``allreduce``."""
     hvd = _hvd.binding()
-    if _is_tensor(value):
-        return hvd.allgather(value, name=name)
-    return hvd.allgather(_hvd.to_tensor(hvd, _array(value)), name=name).numpy()
+    return _exchanged(hvd, lambda tensor: hvd.allgather(tensor, name=name), value)
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
     """Return the root's ``value``; types as in ``allreduce``."""
     hvd = _hvd.binding()
-    if _is_tensor(value):
-        return hvd.broadcast(value, root_rank, name=name)
-    return hvd.broadcast(_hvd.to_tensor(hvd, _array(value)), root_rank, name=name).numpy()[()]
+    return _exchanged(hvd, lambda tensor: hvd.broadcast(tensor, root_rank, name=name), value)
+
+
+def _exchanged(hvd: Any, exchange: Callable[[Any], Any], value: Any) -> Any:
+    """Return what ``exchange`` makes of a value as a tensor of the binding: a tensor for a tensor, else NumPy's."""
+    keras = importlib.import_module("keras")
+    if not _is_tensor(value):
+        return exchange(_hvd.to_tensor(hvd, _array(value))).numpy()[()]
+    if not _hvd.keras_on("jax"):
+        return exchange(value)
+    return keras.ops.convert_to_tensor(exchange(_hvd.to_tensor(hvd, keras.ops.convert_to_numpy(value))).numpy())
 
 
 def broadcast_object(value: Any, root_rank: int = 0, name: str | None = None) -> Any:
@@ -175,8 +180,8 @@ def DistributedOptimizer(
 ) -> Any:
     """Make a Keras optimizer apply all ranks' gradients, and return it: the same object, still of Keras' own class.
 
-    Models are saved and loaded as if it had not been wrapped. ``jit_compile`` of the train step is switched off with a
-    notice, since Horovod has no operation for XLA.
+    Models are saved and loaded as if it had not been wrapped. Horovod has no operation for XLA: on TensorFlow and torch
+    ``jit_compile`` of the train step is switched off with a notice, on JAX the step is compiled in two halves (``_jax_step``).
 
     Args:
         optimizer: a ``keras.optimizers.Optimizer`` or its name; a LossScaleOptimizer too.

@@ -58,6 +58,7 @@ class EpochNumbers(keras.callbacks.Callback):
         self._start = time.perf_counter()
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        int(self.model.optimizer.iterations)  # a device may still compute: this waits for it
         self._seconds = time.perf_counter() - self._start
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

@@ -23,6 +23,7 @@ import numpy as np
 MODEL_NAME = Path("saved_models", "keras_cifar10_trained_model.h5")
 VALIDATION_BATCH = 256
 QUIET_EXIT_SECONDS = 2.0
+BACKENDS = ("default", "tensorflow", "torch", "jax")
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
 
 
@@ -55,6 +56,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--learning-rate", type=positive_float, default=1e-4, help="times the number of ranks")
     parser.add_argument("--data", default="cifar10", help="cifar10, digits, or the path of an .npz like Keras' CIFAR-10")
     parser.add_argument("--augment", type=boolean, default=True, help="shift and mirror the images: true or false")
+    parser.add_argument("--backend", choices=BACKENDS, default="default", help="of Keras (default: $KERAS_BACKEND)")
     parser.add_argument("--precision", choices=PRECISIONS, default="float32", help="mixed ones reckon in halves, on GPUs")
     parser.add_argument("--seed", type=natural_int, default=1, help="of weights, order, augmentation and dropout")
     parser.add_argument(
@@ -117,6 +119,8 @@ def main(argv: list[str] | None = None) -> int:
     """Train, save, test; returns the exit status. Only rank 0 speaks."""
     arguments = parse_arguments(argv)
     share_threads()
+    if arguments.backend != "default":
+        os.environ["KERAS_BACKEND"] = arguments.backend
     try:
         import keras
 
@@ -146,7 +150,7 @@ def main(argv: list[str] | None = None) -> int:
         hvd.DistributedOptimizer(network.rmsprop(arguments.learning_rate * hvd.size())),
         "sparse_categorical_crossentropy",
         metrics=["accuracy"],
-        jit_compile=False,  # Horovod has no XLA operation
+        jit_compile="auto" if keras.backend.backend() == "jax" else False,  # Horovod has no XLA operation
     )
 
     checkpoint = hvd.callbacks.CheckpointCallback(arguments.output / "checkpoints", settings_of(arguments, data))
@@ -218,10 +222,19 @@ def pin_gpu(backend: str, local_rank: int) -> None:
 
         if count := torch.cuda.device_count():
             torch.cuda.set_device(local_rank % count)
+    elif backend == "jax":
+        import jax
+
+        devices = jax.local_devices()
+        jax.config.update("jax_default_device", devices[local_rank % len(devices)])
 
 
 def batches_for(backend: str) -> Callable[..., Iterator[Any]]:
-    """What makes batches: torch, on this rank's GPU, where it trains on one; else NumPy."""
+    """What makes batches: JAX, or torch on this rank's GPU, where it trains with it; else NumPy."""
+    if backend == "jax":
+        import on_jax
+
+        return on_jax.batches
     if backend == "torch":
         import torch
 

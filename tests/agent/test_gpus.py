@@ -163,7 +163,7 @@ def test_variables() -> None:
     rest = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "BATCHAI_NODE_GPUS": "3,1"}
     assert gpus.visibility_variables(two) == {"CUDA_VISIBLE_DEVICES": "3,1", **rest}
     assert [gpus.visibility_variables(two, rank) for rank in (0, 1, 2)] == [
-        {"CUDA_VISIBLE_DEVICES": device, **rest} for device in ("3", "1", "3")
+        {"CUDA_VISIBLE_DEVICES": device, "XLA_PYTHON_CLIENT_PREALLOCATE": "false", **rest} for device in ("3", "1", "3")
     ]
     assert gpus.visibility_variables(Gpus([], ""), 0) == {}
     assert gpus.visibility_variables(Gpus([], "", hidden=True), 0) == {"CUDA_VISIBLE_DEVICES": ""}

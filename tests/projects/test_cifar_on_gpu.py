@@ -1,4 +1,4 @@
-"""The example's batches by torch have the distribution of those by NumPy. Needs torch, and no GPU."""
+"""The example's batches by torch and by JAX have the distribution of those by NumPy. No GPU is needed."""
 
 import importlib
 import itertools
@@ -9,21 +9,37 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
-
 PROJECT = Path(__file__).parents[2] / "projects" / "cifar_horovod"
 SETTINGS = {"batch_size": 8, "augment": True, "seed": 3, "rank": 1}
+MODULES = {"torch": "on_gpu", "jax": "on_jax"}
 
 
-@pytest.fixture(scope="module")
-def project():
-    """Both modules that make batches, imported by their bare names as in the job's folder."""
+@pytest.fixture(scope="module", params=MODULES)
+def project(request):
+    """The modules that make batches, imported by their bare names as in the job's folder, and what differs between frameworks."""
+    framework = pytest.importorskip(request.param)
+    names = ("images", MODULES[request.param])
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(PROJECT))
-        for name in ("images", "on_gpu"):
+        for name in names:
             patch.delitem(sys.modules, name, raising=False)
-        yield SimpleNamespace(images=importlib.import_module("images"), on_gpu=importlib.import_module("on_gpu"))
-        for name in ("images", "on_gpu"):
+        images, ours = map(importlib.import_module, names)
+        if request.param == "torch":
+            yield SimpleNamespace(
+                images=images,
+                batches=lambda *arrays, **settings: ours.batches(*arrays, **settings, device="cpu"),
+                augmented=lambda x: ours.augmented(
+                    framework.from_numpy(x), framework.arange(len(x)), framework.Generator().manual_seed(0)
+                ),
+            )
+        else:
+            numbers = framework.numpy
+            yield SimpleNamespace(
+                images=images,
+                batches=ours.batches,
+                augmented=lambda x: ours.augmented(numbers.asarray(x), numbers.arange(len(x)), framework.random.key(0)),
+            )
+        for name in names:
             del sys.modules[name]
 
 
@@ -33,22 +49,22 @@ def x():
 
 
 def taken(project, x, count, **given):
-    batches = project.on_gpu.batches(x, np.arange(len(x), dtype=np.uint8), **(SETTINGS | given), device="cpu")
-    return list(itertools.islice(batches, count))
+    batches = project.batches(x, np.arange(len(x), dtype=np.uint8), **(SETTINGS | given))
+    return [tuple(map(np.asarray, batch)) for batch in itertools.islice(batches, count)]
 
 
 def test_without_augmentation_batches_hold_what_numpys_do(project, x):
     batches = taken(project, x, 3, augment=False)
     assert [len(numbers) for _, numbers in batches] == [8, 8, 4]
-    assert sorted(torch.cat([numbers for _, numbers in batches]).tolist()) == list(range(20))
+    assert sorted(np.concatenate([numbers for _, numbers in batches]).tolist()) == list(range(20))
     for images, numbers in batches:
-        assert images.dtype == torch.float32
-        assert np.array_equal(images.numpy(), project.images.scaled(x[numbers.numpy()]))
+        assert images.dtype == np.float32
+        assert np.allclose(images, project.images.scaled(x[numbers]), rtol=0, atol=1e-7)
 
 
 def test_order_depends_on_seed_rank_and_epoch_only(project, x):
     def order(**given):
-        return tuple(torch.cat([numbers for _, numbers in taken(project, x, 3, **given)]).tolist())
+        return tuple(np.concatenate([numbers for _, numbers in taken(project, x, 3, **given)]).tolist())
 
     assert order() == order()
     assert len({order(), order(seed=2), order(rank=0), order(epoch=1)}) == 4
@@ -57,7 +73,7 @@ def test_order_depends_on_seed_rank_and_epoch_only(project, x):
 def test_a_resumed_run_sees_what_an_unbroken_one_would(project, x):
     unbroken, resumed = taken(project, x, 9)[6:], taken(project, x, 3, epoch=2)
     for (images, numbers), (again, same) in zip(unbroken, resumed, strict=True):
-        assert torch.equal(images, again) and torch.equal(numbers, same)
+        assert np.array_equal(images, again) and np.array_equal(numbers, same)
 
 
 def moves(moved):
@@ -72,8 +88,7 @@ def test_augmentation_is_distributed_as_numpys(project):
     rows, columns = np.mgrid[0:32, 0:32]
     marked = np.stack([rows, columns, np.zeros_like(rows)], axis=-1).astype(np.uint8)
     pictures = np.repeat(marked[None], 5600, axis=0)
-    generator = torch.Generator().manual_seed(0)
-    ours = project.on_gpu.augmented(torch.from_numpy(pictures), torch.arange(5600), generator).numpy()
+    ours = np.asarray(project.augmented(pictures))
     found = [moves(ours), moves(project.images.augmented(pictures, np.random.default_rng(0)))]
     for down, across, mirrored in found:
         for one in (down, across):  # 800 expected of each; 4 standard deviations are 105

@@ -214,6 +214,7 @@ def test_defaults_are_the_tutorials(project, monkeypatch):
         "learning_rate": 0.0001,
         "data": "cifar10",
         "augment": True,
+        "backend": "default",
         "precision": "float32",
         "seed": 1,
         "output": Path("outputs"),

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 
+import keras
 import torch
 
 import mlflow_batchai.training.horovod as hvd
@@ -15,8 +16,7 @@ hvd.init()
 gpu = torch.cuda.is_available()
 if gpu:
     torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
-device = "cuda" if gpu else "cpu"
-buffer = torch.ones((1 if not gpu else 64) * 1024 * 1024, device=device)
+buffer = keras.ops.ones(((1 if not gpu else 64) * 1024 * 1024,))
 end, said = time.monotonic() + int(sys.argv[1]), False
 while time.monotonic() < end:
     buffer = hvd.allreduce(buffer * 1.0, name="steady")

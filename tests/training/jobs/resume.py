@@ -96,7 +96,7 @@ def alone():
     signal.signal(signal.SIGTERM, raising)
     for again in range(2):
         try:
-            train("one", 4, seed=5, more=[Tell(2, 1)])
+            train("one", 4, seed=5, after=[Tell(2, 1)])
         except Told:
             FACTS[f"told {again}"] = sorted(path.name for path in (OUT / "one").glob("*.json"))
     try:
@@ -140,7 +140,7 @@ def patience():
     checkpoint.on_train_begin()
     for seconds in (50, 70):
         checkpoint._told = time.monotonic() - seconds
-        FACTS[f"told {seconds} s ago"] = told(lambda: checkpoint.on_train_batch_end(0)) if hvd.rank() else None
+        FACTS[f"told {seconds} s ago"] = told(lambda: checkpoint.on_train_batch_begin(1)) if hvd.rank() else None
     checkpoint._told = None
     checkpoint.on_train_end()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -189,4 +189,4 @@ documented()
 np.savez(OUT / f"{hvd.rank()}.npz", **WEIGHTS)
 (OUT / f"{hvd.rank()}.json").write_text(json.dumps(FACTS))
 # Rank 1 is told earlier than rank 0, which saves; neither waits for the other.
-train("term", 1000, more=[Tell(3, 1 if hvd.rank() else 3)])
+train("term", 1000, after=[Tell(3, 1 if hvd.rank() else 3)])
