@@ -30,7 +30,7 @@ test: $(VENV)/.setup-dev ## Tests that a change can break, a file at a time in e
 test-all: $(VENV)/.setup-dev ## Every test: also trainings, browsers, random faults, wheels, machines, documentation (about 40 minutes).
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-faults: $(VENV)/.setup-dev ## Failures, killed processes, fifty jobs at once (about 20 minutes); SEEDS=1-50 [TOGETHER=5]: those seeds of the randomized run.
+faults: $(VENV)/.setup-dev ## Failures, killed processes, fifty jobs at once (about an hour); SEEDS=1-50 [TOGETHER=5]: those seeds of the randomized run.
 ifdef SEEDS
 	@$(BIN)/python tests/faults/seeds.py $(SEEDS) --together $(or $(TOGETHER),1)
 else

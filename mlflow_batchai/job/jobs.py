@@ -132,8 +132,9 @@ class Job:
         if not isinstance(self.share, DirectoryShare):
             return None
         try:
-            folders = (self.paths.events.rpartition("/")[0], self.paths.nodes)
-            return tuple(self.share.local(folder).stat().st_mtime_ns for folder in folders)
+            attempt, nodes = (self.share.local(folder) for folder in (self.paths.events.rpartition("/")[0], self.paths.nodes))
+            # The first node that is taken makes the second folder.
+            return attempt.stat().st_mtime_ns, nodes.stat().st_mtime_ns if nodes.exists() else 0
         except (OSError, ShareError):
             return None
 

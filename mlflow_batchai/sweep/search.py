@@ -118,13 +118,18 @@ class Medians:
         self._mlflow, self._metric = mlflow, plan.metric or ""
         self._less = is_less_better(plan.metric, plan.mode) if plan.metric else False
         self._ended: dict[int, dict[int, float]] = {}
+        self._looked: dict[int, float] = {}
 
     def behind(self, jobs: Mapping[int, Run], number: int) -> str:
         """Why a job is to be ended: even its best value so far is worse than that median; empty: it is not."""
         for other, run in jobs.items():
             if run.info.status == "FINISHED" and other not in self._ended:
                 self._ended[other] = self._history(run)
-        if len(self._ended) < ENOUGH or not (own := self._history(jobs[number])):
+        newest = jobs[number].data.metrics.get(self._metric)
+        if len(self._ended) < ENOUGH or newest is None or newest == self._looked.get(number):
+            return ""  # histories are long, and this is asked each second
+        self._looked[number] = newest
+        if not (own := self._history(jobs[number])):
             return ""
         step = max(own)
         others = [values[step] for values in self._ended.values() if step in values]

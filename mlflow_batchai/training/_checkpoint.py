@@ -142,7 +142,7 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Count the epoch's last batch."""
-        self._batches += 1
+        self._batches = max(self._batches + 1, self.params.get("steps") or 0)
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Save and end, if SIGTERM came while this epoch is validated."""

@@ -54,7 +54,8 @@ def stateless_apply(self: Any, optimizer_variables: Any, grads: Any, trainable_v
             " outside of the function that is compiled."
         )
     buffers = _packed(self, hvd, grads, _Running.rows)
-    _Running.applied.append((self, _sizes(buffers)))
+    if _Running.rows is not None:
+        _Running.applied.append((self, _sizes(buffers)))
     sums = _exchanged(hvd, buffers)
     return _apply_sums(self, sums, optimizer_variables, trainable_variables, _Running.rows is not None)
 

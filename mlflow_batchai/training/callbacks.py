@@ -51,6 +51,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):  # type: ignor
         hvd = _hvd.active()
         if hvd is None:
             return
+        _hvd.sync(self.model)
         optimizer = self.model.optimizer
         if optimizer is not None and not optimizer.built:
             optimizer.build(self.model.trainable_variables)
