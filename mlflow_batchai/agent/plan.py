@@ -257,6 +257,31 @@ class Notify:
 
 
 @dataclass(frozen=True)
+class Rerun:
+    """How a job of a project can be run again, from the code and the document that are kept with its run.
+
+    Attributes:
+        document: the digest of the document as submitted.
+        project: the project's name.
+        entry: the entry point's name.
+        command: its command, as MLproject has it or a person typed it.
+        arguments: parameters of the run that stand in the command.
+        env_manager: MLflow's ``--env-manager``, or None.
+        size: bytes of the code.
+        lacks: why the code is not kept, a sentence; empty: it is.
+    """
+
+    document: str
+    project: str
+    entry: str
+    command: str
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    env_manager: Optional[str] = None
+    size: int = 0
+    lacks: str = ""
+
+
+@dataclass(frozen=True)
 class Plan:
     """The whole plan.
 
@@ -332,6 +357,7 @@ class Plan:
     artifacts: Artifacts = Artifacts()
     model: Optional[Model] = None
     notify: Optional[Notify] = None
+    rerun: Optional[Rerun] = None
     name: str = ""
     cluster: str = ""
     workspace: str = "default"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -500,6 +502,54 @@ def retry(scope: Scope, name: str) -> Any:
     job_name, attempt = found.job.name, found.job.attempt
     notice(f"job {job_name}: attempt {attempt} submitted; follow it with: batchai job attach {job_name}")
     return jobview.view(found)
+
+
+@job.verb("rerun", example="batchai job rerun digits-3f2a1c -P learning_rate=1e-3")
+@_named
+@click.option("-P", "--param-list", "values", metavar="NAME=VALUE", multiple=True, help="Another value for a parameter.")
+@click.option("-c", "--cluster", metavar="NAME", help="Cluster.  [the job's]")
+@click.option("--into", metavar="NAME", help="MLflow experiment of the new run.  [the job's]")
+@click.option("--run-name", metavar="NAME", help="Name of the new run.")
+@click.option("--no-wait", is_flag=True, help="Return at once.")
+@click.option("--trust", "trusts", is_flag=True, help="Run what another key has signed, once it was shown.")
+@confirmed
+def rerun(
+    scope: Scope,
+    name: str,
+    values: Sequence[str],
+    cluster: str | None,
+    into: str | None,
+    run_name: str | None,
+    no_wait: bool,
+    trusts: bool,
+    yes: bool,
+) -> None:
+    """Run the code and the document of a job as a new job, also of one that succeeded, and show it until it has ended.
+
+    They are kept with the job's run, if its code is small (artifacts.code of batchai.yaml), so its folder may be gone. The
+    values of the document's secrets are taken from variables BATCHAI_SECRET_<NAME>. Exit code 0 only if the new job succeeds.
+    """
+    if wrong := [value for value in values if not value.partition("=")[0] or "=" not in value]:
+        raise UsageError(f"-P {wrong[0]}: should be NAME=VALUE")
+    from mlflow_batchai.client import rerun, submitting
+    from mlflow_batchai.tracking import runs
+
+    def trust(facts: Mapping[str, str]) -> None:
+        for what, value in facts.items():
+            click.echo(f"batchai: {what}: {printable(value)}", err=True)
+        ask(f"Run this code of job {name} on this user's behalf?", yes)
+
+    run, store = find_run(scope, name)
+    parameters = {key: value for key, _, value in (value.partition("=") for value in values)}
+    with tempfile.TemporaryDirectory(prefix="batchai-") as folder:
+        ready = rerun.prepare(
+            run, store, Path(folder), parameters, short_name(cluster) if cluster else None, notice, trust if trusts else None
+        )
+        mlflow = runs.client(store)
+        where = submitting.experiment_named(store, into) if into else mlflow.get_experiment(run.info.experiment_id)
+        if no_wait:
+            ready = replace(ready, source=replace(ready.source, config=ready.source.config.model_copy(update={"wait": False})))
+        submitting.run(ready, store, where, run_name, tags={runs.TAG_RERUN_OF: run.info.run_id})
 
 
 @job.verb("delete", example="batchai job delete digits-3f2a1c -y")

@@ -383,10 +383,12 @@ def run(
     run_name: str | None = None,
     run_id: str | None = None,
     attended: bool = True,
+    tags: Mapping[str, str] | None = None,
 ) -> Submitted:
     """Submit a job as a command line does: say what is done, and stay until it has ended, unless its ``wait`` is false.
 
     Args:
+        tags: of the run, besides those that every run of a job has.
         attended: False: no command line, but a program: signals are left to it, and nothing is waited for.
 
     Raises:
@@ -399,7 +401,7 @@ def run(
         console = JobConsole(ready.prepared.plan.ranks)
         console.say(ready.sentence)
         with contextlib.closing(console):
-            tags = parent_tags(tracking, run_id)
+            tags = {**parent_tags(tracking, run_id), **(tags or {})}
             submitted = submit(ready, tracking, experiment, run_name, run_id, tags, console.transfer)
         page = runs.page(tracking.uri, experiment.experiment_id, submitted.run_id)
         console.say(f"run {submitted.run_id}: {page or terminal.shown(tracking.uri)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -39,6 +40,7 @@ from mlflow_batchai.errors import DocumentError, UsageError
 from mlflow_batchai.terminal import Notice
 
 MOST_RETRIES = 100
+CODE_BYTES, MOST_CODE_BYTES = 1000**2, 100 * 1000**2
 SAMPLE_INTERVAL = timedelta(seconds=10)
 # In the name of a metric: a smaller value is a better one.
 LESS_IS_BETTER = ("loss", "error", "mse", "mae", "perplexity")
@@ -140,13 +142,23 @@ def _fits_a_file(pattern: str) -> str:
     return pattern
 
 
-class ArtifactSettings(SpecModel):
-    """Selection of output files that go into the run's artifacts.
+def _bytes(value: Any) -> Any:
+    if isinstance(value, bool):
+        return CODE_BYTES if value else 0
+    size = re.fullmatch(r"(\d{1,12}) ?([kMG]?)B?", str(value), re.IGNORECASE)
+    if size is None:
+        raise wrong(f"is {value!r}; write a size such as 1MB, or false")
+    return int(size[1]) * {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3}[size[2].lower()]
 
-    ``exclude`` has patterns as in a ``.gitignore`` in the output directory.
+
+class ArtifactSettings(SpecModel):
+    """Selection of files that go into the run's artifacts.
+
+    ``exclude`` has patterns as in a ``.gitignore`` in the output directory. ``code`` is the most bytes of code that are kept.
     """
 
     checkpoints: bool = False
+    code: Annotated[int, BeforeValidator(_bytes), Field(le=MOST_CODE_BYTES)] = CODE_BYTES
     exclude: tuple[Annotated[NonEmpty, AfterValidator(_fits_a_file)], ...] = ()
 
 

@@ -307,6 +307,10 @@ class Job:
             return None
         return record
 
+    def signed_plan(self) -> Record:
+        """The plan with its signature, as its submitter wrote it; without one if it isn't there any more."""
+        return self._closed(JobPaths(self.folder).plan) or self._origin.record
+
     def document(self) -> Record:
         """The document as it was submitted, secrets masked; empty if it isn't there any more."""
         return self._closed(self.paths.spec) or {}

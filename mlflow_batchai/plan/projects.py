@@ -10,10 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from mlflow_batchai.agent.plan import Condition, InputFile, MetricRule, Model, StagedInput
+from mlflow_batchai.agent.plan import Condition, InputFile, MetricRule, Model, Rerun, StagedInput
+from mlflow_batchai.agent.protocol import digest
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.config import home
-from mlflow_batchai.documents.batchai import BatchaiFile, ModelSettings
+from mlflow_batchai.documents.batchai import MOST_CODE_BYTES, BatchaiFile, ModelSettings
 from mlflow_batchai.documents.command import translate, variable_names
 from mlflow_batchai.documents.job import forbid_program
 from mlflow_batchai.documents.mlproject import EntryPoint, MLProject, Value
@@ -173,12 +174,23 @@ def prepare(
     plan = replace(plan, preparation_cache=preparation_cache(plan, config.cache_preparation, source))
     if config.cache_preparation is not False and not plan.preparation:
         warnings.append(f"{source}: cachePreparation plays no part without properties.jobPreparation")
+    document = masked(config)
+    rerun = Rerun(
+        digest(document),
+        project.name,
+        entry.name,
+        entry.command,
+        entry.arguments,
+        env_manager,
+        sum(file.size for file in code),
+    )
+    plan = replace(plan, rerun=replace(rerun, lacks=_lacks(project, code, rerun.size, config.artifacts.code)))
     return Prepared(
         config.name or f"{slug(project.name)}-{plan.job[:6]}",
         plan.job,
         project.name,
         plan,
-        masked(config),
+        document,
         {**entry.arguments, **{value.parameter.name: value.text for value in values}},
         {**copied_variables(project, cluster.document), **planned.secrets},
         {"volumes": planned.credentials, "setup": planned.setup, "registry": registry},
@@ -189,6 +201,18 @@ def prepare(
         changes=changes,
         told=config.notify.written_out if config.notify else {},
     )
+
+
+def _lacks(project: MLProject, code: Sequence[StagedFile], size: int, most: int) -> str:
+    """Why the code is not kept with the run, a sentence; empty: it is."""
+    if size > most:
+        advice = f"; artifacts: {{code: {-(-size // 10**6)}MB}} in batchai.yaml keeps that of later jobs"
+        said = f"it has {size:,} bytes, more than artifacts.code allows ({most:,})"
+        return said + (advice if size <= MOST_CODE_BYTES else "")
+    file = Path(project.source)
+    if not file.is_dir() and file.name not in {staged.path for staged in code}:
+        return f"{file.name} holds secrets, or an ignore file leaves it out, so it was not sent"
+    return ""
 
 
 def _model(settings: ModelSettings) -> Model:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 from mlflow_batchai.agent import protocol, records
 from mlflow_batchai.agent.plan import plain
 from mlflow_batchai.agent.protocol import Record
+from mlflow_batchai.errors import JobError
 from mlflow_batchai.job.jobs import Job
+from mlflow_batchai.tracking import kept_code
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -51,7 +53,7 @@ class JobFiles:
         Raises:
             ShareError: it can't be read.
         """
-        files: dict[str, str] = {}
+        files: dict[str, str | bytes] = {}
         if not self._sent:
             files = self._files()
         if self._environment is not None:
@@ -59,16 +61,23 @@ class JobFiles:
         if files:
             with TemporaryDirectory(prefix="batchai-") as scratch:
                 for name, text in files.items():
-                    Path(scratch, name).write_bytes(text.encode("utf-8", "surrogateescape"))
+                    Path(scratch, name).write_bytes(text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text)
                 self._client.log_artifacts(self._job.plan.run_id, scratch, ARTIFACT)
         self._sent, self._environment = True, None
         return list(self._notes)
 
-    def _files(self) -> dict[str, str]:
-        files = {"plan.json": _readable(self._job.plan.record())}
+    def _files(self) -> dict[str, str | bytes]:
+        plan = self._job.plan
+        files: dict[str, str | bytes] = {"plan.json": _readable(self._job.signed_plan())}
+        notes = []
         if document := self._job.document():
             files["document.json"] = _readable(document)
-        if code := self._job.plan.code:
+        if plan.rerun and not plan.rerun.lacks:
+            try:
+                files[kept_code.NAME] = kept_code.pack(self._job.share, plan.code, plan.rerun.size)
+            except JobError as error:
+                notes.append(f"{ARTIFACT}/{kept_code.NAME} is not kept: {error}")
+        if code := plan.code:
             changes = self._job.changes()
             files["code.json"] = _readable(
                 {
@@ -80,7 +89,9 @@ class JobFiles:
             if records.has(changes, _CHANGES):
                 if changes["diff"]:
                     files["changes.diff"] = changes["diff"]
-                self._notes = [f"{ARTIFACT}/changes.diff lacks {_listed(changes['withheld'])}"] if changes["withheld"] else []
+                if changes["withheld"]:
+                    notes.append(f"{ARTIFACT}/changes.diff lacks {_listed(changes['withheld'])}")
+        self._notes = notes
         return files
 
 

@@ -48,6 +48,8 @@ TAG_REASON = "batchai.reason"
 TAG_NOTES = "batchai.notes"
 # "false": some of what ranks have reported and printed is not in the run, by their own count; its notes say what.
 TAG_COMPLETE = "batchai.complete"
+# The run of the job that this one runs again.
+TAG_RERUN_OF = "batchai.rerunOf"
 # A person's wish to end the job, set in MLflow's own UI, say.
 TAG_CANCEL = "batchai.cancel"
 TAGS_OF_AN_END = (TAG_STARTED, TAG_EXIT_CODE, TAG_ERROR_CODE, TAG_REASON, TAG_NOTES, TAG_COMPLETE)

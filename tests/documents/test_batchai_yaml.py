@@ -97,6 +97,8 @@ REFUSED = {
     "artifacts: {exclude: [../x]}": "artifacts.exclude[0] is '../x', which fits no file",
     "artifacts: {exclude: [a, '# all']}": "artifacts.exclude[1] is '# all', which fits no file",
     "artifacts: {checkpoint: true}": "artifacts.checkpoint is not a known key; did you mean checkpoints?",
+    "artifacts: {code: 1TB}": "artifacts.code is '1TB'; write a size such as 1MB, or false",
+    "artifacts: {code: 1GB}": "artifacts.code must be at most 100000000",
     "model: {register: n, promoteIf: loss}": "model has promoteIf without alias",
     "model: {alias: champion}": "model has alias without register",
     **{f"model: {{register: n, alias: {it}}}": f"model.alias[0] is '{it}'" for it in ("v1", "Latest", "a b", "a" * 201)},
@@ -189,3 +191,10 @@ def test_promotion(given: Any, metric: str, better: str) -> None:
     assert document.model and document.model.promote_if
     assert (document.model.promote_if.metric, document.model.promote_if.better) == (metric, better)
     assert document.model.alias == ("champion",)
+
+
+def test_sizes_of_code():
+    sizes = {"1MB": 1000**2, "500 kB": 500_000, "1m": 1000**2, 2000: 2000, False: 0, True: 1000**2}
+    for written, size in sizes.items():
+        config, _ = parse_batchai({"artifacts": {"code": written}}, "here")
+        assert config.artifacts.code == size and parse_batchai(masked(config), "again")[0] == config
