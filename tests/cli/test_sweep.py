@@ -42,7 +42,6 @@ REFUSED: list[tuple[list[str], int, str]] = [
     ([], 2, "nothing to sweep"),
     (["-P", "lr"], 2, "-P lr"),
     (["-P", "lr=1,x"], 1, "(combination 2 of 2: lr=x)"),
-    (["-P", "lr=1", "-P", "batch=1"], 1, "'batch'"),
     (["-P", "lr=0.1..0.2"], 2, "0.1..0.2 has no steps"),
     (["-P", "lr=1", "--trials", "3"], 2, "--trials N goes with --sampler random or tpe"),
     (["-P", "lr=0.1..0.2", "--sampler", "tpe"], 2, "--sampler tpe needs --trials N"),

@@ -352,6 +352,9 @@ class Console:
     def records(self, records):
         self.said += [record["k"] for record in records]
 
+    def tell_step(self):
+        pass
+
     def sending(self, told):
         self.said += [told] if told else []
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from mlflow_batchai.errors import DocumentError
 
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "corpus"
 FILES = sorted(CORPUS.rglob("*.json"))
-MISSPELT = "credentialsInfo is not a known key; did you mean credentials?"
 
 pytestmark = pytest.mark.skipif(not FILES, reason=f"the corpus of real Batch AI files is not at {CORPUS}")
 
@@ -27,7 +25,7 @@ def test_file(path: Path) -> None:
     text = path.read_text()
     try:
         json.loads(text)
-        refusal = re.escape(MISSPELT) if "credentialsInfo" in text else None
+        refusal = None
     except ValueError:
         refusal = r"\.json, line \d+, column \d+: not valid JSON: "
     if refusal:

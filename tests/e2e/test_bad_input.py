@@ -21,7 +21,7 @@ TYPED = """
 """
 # name: (MLproject or None, batchai.yaml or None, arguments, what the sentence says); one for each part that reads what was typed.
 CASES: dict[str, tuple[str | None, str | None, list[str], str]] = {
-    "parameters": (TYPED, None, ["-P", "needed=1", "-P", "epocs=3"], r"no parameter 'epocs'; did you mean 'epochs'\?"),
+    "parameters": (TYPED, None, ["-P", "needed=1", "-P", "epochs=many"], r"whole number"),
     "MLproject": ("entry_points: [", None, [], r"MLproject.*line"),
     "document": (None, "properties: {nodeCont: 2}", [], r"properties\.nodeCont is not a known key; did you mean nodeCount\?"),
     "backend config": (None, None, ["--backend-config", '{"propertys": {}}'], r"propertys is not a known key"),

@@ -135,7 +135,7 @@ def test_cancel_by_another(world: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"parameters": {"rat": 1}}, errors.ParameterError, "no parameter 'rat'; did you mean 'rate'?"),
+        ({"parameters": {"rat": 1}}, errors.ParameterError, "parameter 'rate' (float) has no default and was not given"),
         ({"parameters": {"rate": 1}, "nodes": 0}, errors.DocumentError, "with config=: properties.nodeCount"),
         ({"parameters": {"rate": 1}, "run_id": "0" * 32}, errors.UsageError, "0" * 32),
     ],
