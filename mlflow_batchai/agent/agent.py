@@ -69,7 +69,7 @@ class Agent:
         name: str = "",
         resumed: Mapping[str, Any] | None = None,
     ) -> None:
-        # A share that is away when a job's turn comes, comes back.
+        # A share that is away when a job's turn comes, comes back; a job's folder that was removed does not.
         patience = PLAN_SECONDS if resumed is None else sharefiles.AWAY_SECONDS
         plan = _plan(open_control(share, given.get("share")), protocol.JobPaths(folder, attempt), given, patience)
         if plan.protocol != protocol.PROTOCOL_VERSION:
@@ -191,11 +191,17 @@ def _plan(control: ControlShare, paths: protocol.JobPaths, given: Mapping[str, A
 
 
 def _awaited(control: ControlShare, path: str, what: str, digest: str | None, patience: float) -> dict[str, Any]:
-    """Wait for a file that the starter of this agent wrote before, and check its digest."""
+    """Wait for a file that the starter of this agent wrote before, and check its digest.
+
+    Args:
+        patience: seconds; from when the share is there but not the file at most ``PLAN_SECONDS``.
+    """
     until = time.monotonic() + patience
     while True:
         try:
             found = control.read_closed(path)
+            if found is None and control.names(os.path.dirname(protocol.identity_path("any"))):
+                until = min(until, time.monotonic() + PLAN_SECONDS)
         except ControlError as error:
             raise staging.SetupError(f"the {what} can't be read: {error}") from None
         except OSError as error:

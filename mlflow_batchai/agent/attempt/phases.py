@@ -82,9 +82,9 @@ class Phases:
         self._set_up()
         self._enter_container()
         self.python = self.preparation.interpreter()
-        self.preparation.job_preparation()
-        if not self.runtime.container:
+        if not (self.runtime.container or self.preparation.below):  # an environment of the job's own has that name
             staging.write_python(self.layout, self.python)
+        self.preparation.job_preparation()
         launch = Launch(self.layout, self.shipper, self.runtime, self.peers, self._known(), self.gpus.counts(), self._check)
         self._meet(launch)
         self._run_ranks(launch)

@@ -5,6 +5,7 @@ Apart from `trainenv`, since it is run by that interpreter, which may be older t
 
 from __future__ import annotations
 
+import glob
 import importlib.util
 import os
 import shlex
@@ -19,7 +20,7 @@ def main(arguments: list[str]) -> int:
 
     [folder] = arguments
     # A virtual environment hides the system's packages from its users, or doesn't; so does this one.
-    venv.EnvBuilder(sys.base_prefix in site.PREFIXES, clear=True).create(folder)
+    venv.EnvBuilder(sys.base_prefix in site.PREFIXES, clear=True, symlinks=True).create(folder)
     below, own = os.path.dirname(sys.executable), os.path.join(folder, "bin")
     python = shlex.quote(os.path.join(own, "python"))
     if sys.prefix != sys.base_prefix:
@@ -27,10 +28,12 @@ def main(arguments: list[str]) -> int:
         with open(os.path.join(sysconfig.get_path("purelib", "posix_prefix", paths), "below.pth"), "w") as file:
             for path in dict.fromkeys([sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]):
                 file.write(f"import site; site.addsitedir({path!r})\n")
-        # Programs of its packages, which would start it alone.
-        for name in os.listdir(below):
-            if _is_started_by(os.path.join(below, name), below):
-                _write(own, name, f"{python} {shlex.quote(os.path.join(below, name))}")
+    # Programs of its packages, which would start it alone. Conda takes the interpreter's environment for its own.
+    scripts = sysconfig.get_path("scripts")
+    for path in [] if scripts in ("/bin", "/usr/bin") else glob.glob(os.path.join(glob.escape(scripts), "*")):
+        name = os.path.basename(path)
+        if _is_started_by(path, below) and not name.startswith(("conda", "mamba")):
+            _write(own, name, f"{python} {shlex.quote(path)}")
     # Unpacking pip takes seconds: where there is none it is done when it is wanted.
     unpack = (
         ""

@@ -174,6 +174,16 @@ def test_the_cluster_s_python_may_be_a_name(cluster: Cluster) -> None:
     assert f"training interpreter: {program}\n" in job.log("execution.log")
 
 
+def test_a_script_that_starts_one_is_python_to_the_preparation(cluster: Cluster) -> None:
+    program = cluster.folder / "own" / "python9"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    program.chmod(0o755)
+    job = cluster.submit("true", trainer=str(program), preparation="command -v python")
+    assert job.wait()["executionState"] == "succeeded", job.said()
+    assert job.log("stdout-job_prep.txt") == f"{cluster.roots[0]}/jobs/{job.plan.job}/bin/python\n"
+
+
 def test_a_python_that_is_not_there(cluster: Cluster) -> None:
     job = cluster.submit("true", trainer="~/none/python9", preparation="echo begun")
     verdict = job.wait()

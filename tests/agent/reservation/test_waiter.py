@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 
@@ -145,14 +146,26 @@ def test_a_verdict_by_a_client_ends_it(waiting: tuple[Job, Job]) -> None:
 
 def test_a_share_that_is_away_when_its_turn_comes(cluster: Cluster, waiting: tuple[Job, Job]) -> None:
     first, second = waiting
-    folder = second.share / second.plan.folder
-    folder.rename(cluster.folder / "away")
-    release(first)
+    (cluster.share / protocol.identity_path("x")).mkdir(parents=True)
+    cluster.share.rename(cluster.folder / "away")
+    cluster.share.mkdir()
+    for agent in first.agents:
+        agent.kill()
     wait_for(lambda: not any(sleeps(agent.pid) for agent in second.agents))
     time.sleep(1.5)
     assert [agent.poll() for agent in second.agents] == [None, None]
-    (cluster.folder / "away").rename(folder)
+    cluster.share.rmdir()
+    (cluster.folder / "away").rename(cluster.share)
     assert second.wait()["executionState"] == "succeeded", second.said()
+
+
+def test_a_job_whose_folder_was_removed_gives_its_nodes_back(cluster: Cluster, waiting: tuple[Job, Job]) -> None:
+    first, second = waiting
+    (cluster.share / protocol.identity_path("x")).mkdir(parents=True)
+    shutil.rmtree(second.share / second.plan.folder)
+    release(first)
+    assert [agent.wait(15) for agent in second.agents] == [1, 1]
+    assert "there is no plan at" in second.said()
 
 
 def test_its_peers_wake_when_a_node_of_the_job_is_taken(cluster: Cluster) -> None:
