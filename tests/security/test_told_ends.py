@@ -36,7 +36,7 @@ def test_a_project_from_elsewhere_runs_no_command_here(tmp_path, monkeypatch, su
     (project / "MLproject").write_text("name: p\nentry_points: {main: {command: 'true'}}\n")
     (project / "batchai.yaml").write_text("notify: {command: [touch, x]}\n")
     shutil.make_archive(str(project), "zip", project)
-    read = lambda settings: submitting.read(f"{project}{suffix}", "main", {}, None, settings, print)  # noqa: E731
+    read = lambda settings: submitting.read(f"{project}{suffix}", "main", None, settings, print)  # noqa: E731
     if suffix:
         with pytest.raises(DocumentError, match=r"notify\.command would run on this machine"):
             read({})
