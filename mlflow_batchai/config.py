@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from mlflow_batchai.agent import boot
 from mlflow_batchai.errors import UsageError
-from mlflow_batchai.terminal import Notice
+from mlflow_batchai.terminal import Notice, is_quiet
 
 if TYPE_CHECKING:
     from mlflow_batchai.documents.settings import SettingsFile
@@ -38,7 +38,7 @@ def untold(sentences: Iterable[str], noted: bool = True) -> list[str]:
     """The sentences without the notices that a command of this user has said before.
 
     Args:
-        noted: whether the others count as said from now on.
+        noted: whether the others count as said from now on; with ``--quiet`` they never do.
     """
     path = home() / "notices"
     try:
@@ -53,7 +53,7 @@ def untold(sentences: Iterable[str], noted: bool = True) -> list[str]:
                 continue
             told.add(name)
             # Where it can't be noted it is said again.
-            if noted:
+            if noted and not is_quiet():
                 with contextlib.suppress(OSError), path.open("a", encoding="ascii") as file:
                     file.write(name + "\n")
         found.append(sentence)

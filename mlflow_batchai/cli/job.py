@@ -149,6 +149,7 @@ def _submitted(
 ) -> dict[str, Any]:
     """Start the job, and show it."""
     from mlflow_batchai.client import jobview, runner, submitting
+    from mlflow_batchai.follower import notify
     from mlflow_batchai.plan import standalone
     from mlflow_batchai.plan.volumes import check_volumes
     from mlflow_batchai.tracking import index, runs
@@ -165,6 +166,7 @@ def _submitted(
     cluster = load_cluster(cluster_name)
     prepared = standalone.prepare(document, name, cluster, str(file), job_options)
     notice(*prepared.warnings)
+    notify.check(prepared.plan.notify, prepared.secrets)
     check_volumes(prepared.plan.volumes, cluster)
     standalone.check_script(prepared, document.properties, str(file))
     checked = cluster.engine.check(prepared.plan.node_count, prepared.needs)

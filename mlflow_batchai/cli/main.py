@@ -6,7 +6,6 @@ import atexit
 import errno
 import gc
 import importlib
-import itertools
 import os
 import sys
 from pathlib import Path
@@ -55,8 +54,6 @@ click.version_option(__version__, prog_name="batchai")(batchai)
 
 def main() -> None:
     """Entry point of the command: errors become one sentence and an exit code."""
-    # What follows `--` is another program's.
-    debug = "--debug" in itertools.takewhile(lambda word: word != "--", sys.argv[1:])
     _open_streams()
     # A process that ends looks through all of its objects, of which MLflow has a second's worth.
     atexit.register(gc.freeze)
@@ -74,7 +71,7 @@ def main() -> None:
         click.echo("batchai: interrupted; jobs that run go on", err=True)
         sys.exit(EXIT_FAILED)
     except BatchAIError as error:
-        if debug:
+        if os.environ.get("BATCHAI_DEBUG"):
             raise
         echo(f"batchai: {error}", err=True)
         sys.exit(_code(error))
@@ -82,7 +79,7 @@ def main() -> None:
         if isinstance(error, OSError) and error.errno == errno.EPIPE:
             silence(sys.stdout)
             sys.exit(EXIT_FAILED)
-        if debug:
+        if os.environ.get("BATCHAI_DEBUG"):
             raise
         from mlflow_batchai.tracking import stores
 

@@ -63,7 +63,7 @@ EVERYWHERE = [
     click.Option(
         ["--no-color"], is_flag=True, expose_value=False, callback=_setting("NO_COLOR"), help="No colours, as with NO_COLOR."
     ),
-    click.Option(["--debug"], is_flag=True, hidden=True, expose_value=False),
+    click.Option(["--debug"], is_flag=True, hidden=True, expose_value=False, callback=_setting("BATCHAI_DEBUG")),
 ]
 """Options of ``batchai``, its nouns and its verbs alike."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from mlflow_batchai.cli.options import HELP, notice, tracking
+from mlflow_batchai.cli.options import EVERYWHERE, HELP, notice, tracking
 from mlflow_batchai.errors import UsageError
 
 
@@ -27,7 +27,6 @@ from mlflow_batchai.errors import UsageError
 @click.option("--env-manager", metavar="NAME", help="local, virtualenv or uv, as `mlflow run` has it.")
 @click.option("--backend-config", metavar="FILE|JSON", help="Over the keys of batchai.yaml.")
 @click.option("--no-wait", is_flag=True, help="Return at once.")
-@click.option("--debug", is_flag=True, hidden=True, expose_value=False)
 def run(
     words: Sequence[str],
     cluster: str | None,
@@ -72,3 +71,6 @@ def run(
     else:
         where = submitting.choose_experiment(store, source, os.environ.get("MLFLOW_EXPERIMENT_ID") or None)
     submitting.run(ready, store, where, run_name)
+
+
+run.params += EVERYWHERE

@@ -7,7 +7,9 @@ documents, ``prepare`` one job of it, ``check`` that nodes can run it, ``submit`
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
+import shutil
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -238,7 +240,7 @@ def read(
     config, name, documents, warnings = _configuration(project, settings, settings_name, _here(uri, version) is None)
     cluster, more = clusters.load(config.cluster or default("cluster"))
     for warning in untold([*warnings, *more]):
-        say(warning)
+        say(str(warning))  # noted already: a `say` that asks whether it was said must not drop it
     return Source(uri, project, entry, config, name, documents, cluster)
 
 
@@ -275,7 +277,7 @@ def prepare(
         like.prepared if like else None,
     )
     for warning in untold([*undeclared(source.entry, values), *prepared.warnings]):
-        say(warning)
+        say(str(warning))
     return Ready(source, prepared)
 
 
@@ -404,7 +406,7 @@ def run(
             tags = {**parent_tags(tracking, run_id), **(tags or {})}
             submitted = submit(ready, tracking, experiment, run_name, run_id, tags, console.transfer)
         page = runs.page(tracking.uri, experiment.experiment_id, submitted.run_id)
-        console.say(f"run {submitted.run_id}: {page or terminal.shown(tracking.uri)}")
+        console.say(f"run {submitted.run_id}: {page or tracking.uri}")
         if attended and ready.source.config.wait:
             runner.outcome(submitted, runner.watch(submitted, console, signals))
             local = runs.page("http://127.0.0.1:5000", experiment.experiment_id, submitted.run_id)
@@ -441,10 +443,21 @@ def _fetch(project_uri: str, version: str | None) -> Path:
     # Not fetch_and_validate_project: MLflow's own reader of an MLproject is another one than ours.
     from mlflow.projects.utils import _fetch_project
 
+    logging.getLogger(_fetch_project.__module__).addFilter(_mask)  # it tells of the address
     try:
-        return Path(_fetch_project(f"{uri}#{subdirectory}", version))
+        return Path(_fetch_project(f"{uri}#{subdirectory}" if subdirectory else uri, version))
     except Exception as error:  # git, archives and servers raise what they like
         raise ProjectError(f"the project {terminal.shown(project_uri)} can't be fetched: {_why(error)}") from error
+
+
+def _mask(record: logging.LogRecord) -> bool:
+    record.msg, record.args = _masked(record.getMessage()), ()
+    return True
+
+
+def _masked(text: str) -> str:
+    """A sentence with the addresses in it as they may be shown."""
+    return terminal.printable(re.sub(r"\S+://\S+", lambda found: terminal.shown(found[0]), text))
 
 
 def _why(error: Exception) -> str:
@@ -452,14 +465,14 @@ def _why(error: Exception) -> str:
     from mlflow.exceptions import MlflowException
 
     if isinstance(error, ImportError):
-        return "git is not installed, or not on PATH"
+        return str(error) if shutil.which("git") else "git is not installed, or not on PATH"
     if isinstance(error, zipfile.BadZipFile):
         return "it is no zip archive"
     if isinstance(error, MlflowException):
         # Of a version MLflow's sentence goes on with GitPython's account of a command.
-        return terminal.printable(error.message.partition(" Error: ")[0])
+        return _masked(error.message.partition(" Error: ")[0])
     if said := re.findall(r"(?:fatal|error): ([^\n]+)", str(getattr(error, "stderr", ""))):
-        return terminal.printable(terminal.shown(said[0].strip()))
+        return _masked(said[0].strip())
     reason = error.strerror if isinstance(error, OSError) else None
     return reason or "there is no answer, or none that is a project; get it by hand (git clone, unzip), and name the folder"
 

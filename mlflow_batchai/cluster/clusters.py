@@ -123,8 +123,7 @@ def load(name: str | None) -> tuple[Cluster, list[str]]:
         raise ClusterNotFoundError(f"there is no cluster '{name}' ({path}); the clusters are: {', '.join(names())}")
     record = records.find(name)
     cluster, notices = make(name, document, path, record)
-    # Who creates a cluster by command is told then.
-    return cluster, [] if record and record.creation_time else warnings + notices
+    return cluster, warnings + notices
 
 
 def make(name: str, document: ClusterDocument, path: Path, record: ClusterRecord | None) -> tuple[Cluster, list[str]]:
@@ -147,7 +146,7 @@ def make(name: str, document: ClusterDocument, path: Path, record: ClusterRecord
     unused = [
         key_of(ClusterDocument, field) for field in _UNUSED if field in document.model_fields_set and field not in kind.uses
     ]
-    if unused and not (record and record.creation_time):
+    if unused:
         warnings.append(Notice(f"{path}: {', '.join(unused)} plays no part with engine: {document.engine.value}"))
     here = kind.on_this_machine
     python = _python(name, document) if here else document.python or "python3"

@@ -8,6 +8,7 @@ from typing import Any
 
 from mlflow_batchai.cluster import clusters, records, scaling
 from mlflow_batchai.cluster.clusters import Cluster
+from mlflow_batchai.config import untold
 from mlflow_batchai.documents.cluster import ClusterRecord, ScaleSettings, parse_cluster
 from mlflow_batchai.errors import BatchAIError, ClusterError, UsageError
 
@@ -52,6 +53,7 @@ def create(
             # Of machines: the cluster is there, and they are unusable until they can be asked.
             say(str(error))
             made = clusters.load(name)[0]
+        untold(clusters.load(name)[1])  # these notices count as said
     except BatchAIError:
         records.delete(name)
         raise

@@ -47,6 +47,8 @@ def translate(
     Raises:
         ProjectError: a placeholder without a parameter, one where no value can be put, or braces that don't match.
     """
+    if extras:
+        template = template.rstrip()  # they stand on its last line, which may be a comment
     try:
         pieces = list(string.Formatter().parse(template))
     except ValueError as error:
@@ -72,13 +74,14 @@ def translate(
             texts[variables[name]] = name
     if extras and not quoting.is_open:
         raise ProjectError(
-            f"{source}: command ends in a comment or a quote, so parameter '{next(iter(extras))}' has no place in it"
+            f"{source}: command ends in a comment, a quote or a backslash, so parameter '{next(iter(extras))}' has no place"
+            " in it"
         )
     line = "".join(parts)
     if extras:
-        line = " ".join([line.rstrip("\n"), *(f'--{shlex.quote(name)} "${{{variables[name]}}}"' for name in extras)])
+        line = " ".join([line, *(f'--{shlex.quote(name)} "${{{variables[name]}}}"' for name in extras)])
         texts.update((variables[name], name) for name in extras)
-    _check(line, texts, source)
+    _check(line, texts, source, extras)
     return line
 
 
@@ -237,7 +240,7 @@ _STARTERS = _these(
 )
 
 
-def _check(line: str, texts: Mapping[str, str], source: str) -> None:
+def _check(line: str, texts: Mapping[str, str], source: str, extras: Collection[str]) -> None:
     """Raise ProjectError unless a shell line certainly runs no text of these variables.
 
     This is an allow-list, not bash's grammar: the few forms in which text is certainly handed on. A line that holds text
@@ -249,10 +252,11 @@ def _check(line: str, texts: Mapping[str, str], source: str) -> None:
         line: what ``bash -c`` is given.
         texts: variables that hold text -> their parameters; without any, every line passes.
         source: names the entry point in the message.
+        extras: parameters that nobody has declared.
     """
     if not texts:
         return
-    checked = _Line(line, texts, source)
+    checked = _Line(line, texts, source, extras)
     if _LAST_ARGUMENT.search(line):
         raise checked.error((), "in a line with $_")
     try:
@@ -264,11 +268,12 @@ def _check(line: str, texts: Mapping[str, str], source: str) -> None:
 class _Line:
     """Reads a line from left to right, and checks each command where it ends."""
 
-    def __init__(self, text: str, texts: Mapping[str, str], source: str) -> None:
+    def __init__(self, text: str, texts: Mapping[str, str], source: str, extras: Collection[str]) -> None:
         self._text = text
         self._at = 0
         self._source = source
         self._parameters = texts
+        self._extras = extras
         self._texts = re.compile(rf"\b(?:{'|'.join(texts)})\b", re.ASCII)
         # Whether text may have gone into a pipe or a file, from where a command that follows could read it.
         self._flows = False
@@ -306,8 +311,14 @@ class _Line:
         """The refusal of a text: of the one in these words, or else of the line's first."""
         found = self._texts.search(" ".join(words)) or self._texts.search(self._text)
         variable = found[0] if found else next(iter(self._parameters))
+        name = self._parameters[variable]
+        if name in self._extras:
+            return ProjectError(
+                f"{self._source}: parameter '{name}' is not declared, and can't be put behind this command; declare it in the"
+                " MLproject"
+            )
         return ProjectError(
-            f"{self._source}: command has the placeholder {{{self._parameters[variable]}}} {place}; declare the parameter as"
+            f"{self._source}: command has the placeholder {{{name}}} {place}; declare the parameter as"
             f" int, or have the program read the environment variable {variable}"
         )
 
@@ -393,7 +404,7 @@ class _Line:
             raise self.error(words, f"in the words or the input of '{name}', which may run them")
         if name.endswith(_SCRIPTS):
             return
-        if flags := _flags(name):
+        if flags := interpreter_flags(name):
             while arguments and flags.fullmatch(arguments[0]):
                 arguments.pop(0)
             if name.startswith(("python", "pypy")) and arguments[:1] == ["-m"] and arguments[1:2] not in _MODULES:
@@ -420,13 +431,13 @@ def _base(word: str) -> str:
     return text.rpartition("/")[2] or text
 
 
-def _flags(name: str) -> re.Pattern[str] | None:
+def interpreter_flags(name: str) -> re.Pattern[str] | None:
     """The options that may stand before the script of an interpreter; None: the name is none's."""
     return next((flags for names, flags in _FLAGS.items() if names.fullmatch(name)), None)
 
 
 def _is_known(name: str) -> bool:
-    return name in _PROGRAMS or name in _STARTERS or name.endswith(_SCRIPTS) or _flags(name) is not None
+    return name in _PROGRAMS or name in _STARTERS or name.endswith(_SCRIPTS) or interpreter_flags(name) is not None
 
 
 # MLflow 3 (``mlflow/utils/validation.py``): what a parameter's name may hold, and how long name and value may be.

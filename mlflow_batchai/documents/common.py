@@ -58,6 +58,8 @@ def check_names(variables: tuple[EnvironmentVariable, ...], secrets: tuple[Secre
 
 
 NAMED_SECRET = re.compile(r"\$\{(\w+)\}")
+# An address that is no secret itself: it names some, and has a host besides.
+PUBLIC_URL = re.compile(r"(?:https?://[^\s/?#@$]+/)?(?:\$\{\w+\}/?)+")
 # The name of a URL that is written out.
 NOTIFY_URL = "NOTIFY_URL"
 
@@ -65,7 +67,11 @@ NOTIFY_URL = "NOTIFY_URL"
 def _secret_unless_named(value: Any) -> Any:
     if not isinstance(value, str) or not re.match(r"https?://\S|\$\{\w+\}|\*{10}$", value):
         raise wrong("must be an address (https://...), or name a secret that has it: ${NAME}")
-    return value if NAMED_SECRET.search(value) else SecretStr(value)
+    if PUBLIC_URL.fullmatch(value):
+        return value
+    if NAMED_SECRET.search(value):
+        raise wrong("has a part of the address beside ${NAME}, which may be a secret; put all behind the host into the secrets")
+    return SecretStr(value)
 
 
 def _words(value: Any) -> Any:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlflow_batchai.documents.command import LONGEST_NAME, UNFIT, parameters
+from mlflow_batchai.documents.command import LONGEST_NAME, UNFIT, interpreter_flags, parameters
 from mlflow_batchai.documents.fields import unfit
 from mlflow_batchai.documents.model import refuse_unfit
 from mlflow_batchai.documents.reading import read
@@ -204,7 +204,12 @@ def find_entry_point(project: MLProject, name: str) -> EntryPoint:
 
 def command_entry_point(words: Sequence[str]) -> EntryPoint:
     """A command that was typed, every word of it as it is; the arguments of its program or script are the run's parameters."""
-    program = 2 if len(words) > 1 and Path(words[1]).suffix in SCRIPTS else 1
+    flags = interpreter_flags(Path(words[0]).name)
+    program = 1
+    while flags and program < len(words) and flags.fullmatch(words[program]):
+        program += 1
+    if program < len(words) and Path(words[program]).suffix in SCRIPTS:
+        program += 1
     return EntryPoint("main", _template(words), {}, arguments=parameters(shlex.join(words[program:])))
 
 

@@ -37,8 +37,10 @@ from mlflow_batchai.storage.directory import DirectoryShare
 DEPTH = 3
 BLOCK = 1 << 20
 # As MLflow has it (``mlflow/utils/environment.py``), and what conda writes besides: a channel, a star.
+_VERSION = r"\d+(?:\.\d+)*"
 _CONDA = re.compile(
-    r"(?:[\w./-]+::)?(?P<package>python|pip|setuptools|wheel)\s*(?:(?P<operator>[<>=!]=?)\s*(?P<version>\d+(?:\.\d+)*)(?:\.?\*)?)?"
+    r"(?:[\w./-]+::)?(?P<package>python|pip|setuptools|wheel)\s*"
+    rf"(?:(?P<operator>[<>=!]=?|~=)\s*(?P<version>{_VERSION})(?:\.?\*)?(?P<more>(?:\s*,\s*(?:[<>=!~]=|[<>])\s*{_VERSION})*))?"
 )
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 
@@ -242,13 +244,15 @@ def _pip_part(data: Mapping[str, Any], source: str) -> dict[str, Any]:
         match = _CONDA.fullmatch(entry) if isinstance(entry, str) else None
         if isinstance(entry, Mapping) and set(entry) == {"pip"}:
             found["dependencies"] = entry["pip"]
-        elif match is None or (match["package"] == "python" and match["operator"] in ("<", ">", "!=")):
+        elif match is None:
             others.append(str(entry))
         elif match["package"] == "python":
+            if match["more"] or match["operator"] in ("<", ">", "!=", "~="):
+                raise DocumentError(f"{source}: {entry}: write one version, such as python=3.11")
             found["python"] = match["version"]
         else:
             operator = "==" if match["operator"] == "=" else match["operator"] or ""
-            found["build_dependencies"].append(match["package"] + operator + (match["version"] or ""))
+            found["build_dependencies"].append(match["package"] + operator + (match["version"] or "") + (match["more"] or ""))
     if others:
         raise DocumentError(
             f"{source}: {', '.join(others)}: without conda only python=VERSION, pip, setuptools and wheel can be had here; name"

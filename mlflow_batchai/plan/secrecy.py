@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mlflow_batchai.documents.common import NAMED_SECRET
+from mlflow_batchai.documents.common import PUBLIC_URL
 from mlflow_batchai.documents.reading import load_text
 from mlflow_batchai.errors import DocumentError
 from mlflow_batchai.storage.objects import BLOCK, StagedFile
@@ -90,7 +90,7 @@ def _gives_secrets(name: str, content: bytes) -> bool:
         return True
     notify = block.get("notify") if isinstance(block, Mapping) else None
     url = str(notify.get("url") or "") if isinstance(notify, Mapping) else ""
-    return bool(url) and not NAMED_SECRET.search(url)
+    return bool(url) and not PUBLIC_URL.fullmatch(url)
 
 
 def _setup_task(properties: Any) -> Any:

@@ -30,15 +30,16 @@ from mlflow_batchai.storage.location import AzureLocation, parse
 from mlflow_batchai.storage.opening import for_nodes
 from mlflow_batchai.terminal import Notice
 
-# For who only looks where they are.
-LOOK_SECONDS = 3600.0
+# For who only looks where they are: nothing is made that opens them.
+LOOKS = 0.0
 
 
 class FileShares:
     """Describes file shares for one cluster.
 
     Args:
-        seconds: how long what nodes are given has to open them.
+        seconds: how long what nodes are given has to open them; ``LOOKS``: no SAS is made, which may need
+            the network.
 
     Attributes:
         warnings: sentences to print.
@@ -63,7 +64,7 @@ class FileShares:
             raise DocumentError(f"{at}: azureFileUrl: {error}") from error
         if self._cluster.mount == "folder" or not self.is_azure(location.account, entry.credentials, at):
             name = "/".join(part for part in (location.share, location.folder) if part)
-            return self.stand_in(f"file share {location.account}/{name}", location.account, name)
+            return self.stand_in(f"file share {location.account}/{name}", location.account, name, at)
         location = location.served_by(self._cluster.document.file_endpoint or credentials.file_endpoint(location.account))
         return self.mounted(location, at, entry.file_mode, entry.directory_mode)
 
@@ -120,10 +121,13 @@ class FileShares:
         try:
             if how == "cifs":
                 return volume, {"key": self._key(location, at)}
+            found = credentials.at(location.endpoint, location.account, share=location.share)
+            if self._seconds == LOOKS and not found.sas:
+                return volume, {}
             opens = for_nodes(location, self._seconds)
         except ShareError as error:
             raise DocumentError(f"{at} ({volume.name}): {error}") from error
-        if credentials.find(location.account, location.share).sas:
+        if found.sas:
             self._tell_end(opens["sas"], location.account)
         return volume, opens
 
@@ -149,12 +153,13 @@ class FileShares:
             )
         return key
 
-    def stand_in(self, what: str, account: str, name: str, container: str = "") -> tuple[Volume, dict[str, str]]:
+    def stand_in(self, what: str, account: str, name: str, at: str, container: str = "") -> tuple[Volume, dict[str, str]]:
         """A folder in place of an Azure share, or of a blob container.
 
         Args:
             what: its name for people.
             name: the folder's, below the account's.
+            at: where the document has it.
         """
         cluster = self._cluster
         assert cluster.file_shares
@@ -163,7 +168,7 @@ class FileShares:
         if cluster.mount:
             self._warn(Notice(f"on cluster '{cluster.name}' the {what} is the directory {folder}"))
         else:
-            self._warn(Notice(accounts.stand_in(account, container)))
+            self._warn(Notice(f"{at.rpartition(': ')[0]}: {accounts.stand_in(account, container)}"))
         return Volume("", "", "link", folder.as_uri(), what, source=f"{on_nodes}/{account}/{name}"), {}
 
 
@@ -210,7 +215,7 @@ def choose_volumes(properties: JobProperties, cluster: Cluster, source: str, sec
 
 def cluster_volumes(cluster: Cluster) -> list[Volume]:
     """Volumes that every job of a cluster mounts; raises as ``choose_volumes`` does."""
-    chooser = _Chooser(cluster, LOOK_SECONDS)
+    chooser = _Chooser(cluster, LOOKS)
     chooser.add_cluster()
     return chooser.volumes
 
@@ -276,7 +281,7 @@ class _Chooser:
         what = f"blob container {account}/{entry.container_name}"
         if not self._file_shares.is_azure(account, entry.credentials, at):
             folder = f"{accounts.BLOBS}/{entry.container_name}"
-            return self._file_shares.stand_in(what, account, folder, entry.container_name)
+            return self._file_shares.stand_in(what, account, folder, at, entry.container_name)
         document = self._cluster.document
         endpoint = (document.blob_endpoint or "https://ACCOUNT.blob.core.windows.net").replace("ACCOUNT", account).rstrip("/")
         try:

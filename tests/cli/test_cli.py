@@ -117,6 +117,15 @@ def test_quiet_leaves_notices_out_and_no_error(cli: Cli, line: str) -> None:
     )
 
 
+def test_quiet_uses_no_notice_up(cli: Cli) -> None:
+    """Nor does a command drop those that submitting a job has already noted."""
+    (cli.world.home / "clusters").mkdir(parents=True)
+    (cli.world.home / "clusters" / "c.yaml").write_text("vmSize: NC6\n", encoding="utf-8")
+    line = "run -c c --no-color -- python nope.py"
+    said = [cli(f"{word} {line}").err.count("vmSize plays no part with engine: local") for word in ("-q", "", "")]
+    assert said == [0, 1, 0]
+
+
 def test_flags_of_all_commands_before_the_verb_that_is_meant(cli: Cli) -> None:
     assert cli("sweep -q nope --no-color") == cli("sweep run nope")
 

@@ -243,13 +243,17 @@ def test_nodes_that_take_their_time(capsys: pytest.CaptureFixture[str], monkeypa
 
 
 def test_where_and_what_is_said_of_a_document(cli: Cli) -> None:
-    """Its location is shown as -l is; what it says without effect is told when it is created, and not by later commands."""
+    """Its location is shown as -l is; what it says without effect is told when it is created, and not by later commands, unless it is
+    changed."""
     text = json.dumps({"location": "westus2", "type": "x", "properties": {"vmSize": "NC6"}})
     (cli.world.cwd / "c.json").write_text(text, encoding="utf-8")
     said = cli("cluster create -n c -f c.json --query location -o tsv")
     assert said.out == "westus2\n" and "type has no effect" in said.err
     said = cli("cluster show -n c --query location -o tsv")
     assert (said.out, said.err) == ("westus2\n", "")
+    with (cli.world.home / "clusters" / "c.yaml").open("a", encoding="utf-8") as file:
+        file.write("tags: {}\n")
+    assert [cli("cluster show -n c").err.count("tags has no effect") for _ in range(2)] == [1, 0]
     assert cli.json("cluster create -n d -f c.json -l eastus --query location") == "eastus"
     # One that is written by hand: once.
     (cli.world.home / "clusters" / "hand.yaml").write_text(text, encoding="utf-8")

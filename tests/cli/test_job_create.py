@@ -254,6 +254,9 @@ def test_names_that_are_refused(cli: Cli, job: Write) -> None:
     ):
         said = cli("job", "create", *arguments)
         assert (said.code, said.out) == (code, "") and words in said.err, said
+    (cli.world.home / "config.yaml").write_text("notify: {url: '${HOOK}'}\n", encoding="utf-8")
+    said = cli("job", "create", "-n", "x", "-f", document)
+    assert said.code == 2 and "notify.url names HOOK: set BATCHAI_SECRET_HOOK" in said.err, said
     assert cli.world.runs() == [] and not (cli.world.home / "share").exists()
 
 

@@ -44,6 +44,7 @@ def test_a_failing_command_fails_as_itself(cli, folder):
     ("words", "code", "said"),
     [
         (["--", "python", "nope.py"], 1, "the command runs 'nope.py', which is not in the project"),
+        (["python", "nope.py", "--debug"], 1, "the command runs 'nope.py', which is not in the project"),
         (["python train.py"], 2, "is one word"),
         (["--backend-config", "nope.yaml", "ls"], 2, "--backend-config nope.yaml"),
         (["--nodes", "99", "ls"], 1, "has 2 node(s)"),

@@ -583,11 +583,13 @@ def test_a_project_is_the_same_from_a_folder_a_git_version_and_an_archive(tmp_pa
         ("{}/broken.zip", None, "it is no zip archive"),
         ("http://127.0.0.1:9/x.zip", None, "there is no answer"),
         ("{}", "v9", "only supported for Git project"),
+        ("http://me:hush@127.0.0.1:9/x.git", "v9", "git repo http://127.0.0.1:9/x.git-"),
     ],
 )
-def test_why_a_project_can_t_be_fetched_is_no_python_text(tmp_path, uri, version, reason):
+def test_why_a_project_can_t_be_fetched_is_no_python_text(tmp_path, capfd, uri, version, reason):
     (tmp_path / "broken.zip").write_text("x", encoding="utf-8")
     with pytest.raises(ProjectError) as error:
         submitting.read(uri.format(tmp_path), "main", version, {}, print)
     assert reason in str(error.value)
     assert not re.search(r"Cmd|Errno|Pool|object|Error", str(error.value))
+    assert "hush" not in f"{error.value}{capfd.readouterr()}"

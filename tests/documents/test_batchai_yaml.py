@@ -112,6 +112,7 @@ REFUSED = {
     "model: {register: n, alias: a, promoteIf: {metric: m, mode: least}}": "model.promoteIf.mode is 'least'; allowed: 'min', 'max'",
     "notify: {on: [failed]}": "notify needs url or command",
     "notify: {url: hooks.slack.com/x}": "notify.url must be an address (https://...), or name a secret",
+    "notify: {url: 'https://x/T/b?x=${X}'}": "notify.url has a part of the address beside ${NAME}, which may be a secret",
     "notify: {url: 'https://x', on: [ended]}": "notify.on[0] is 'ended'; allowed: 'failed', 'succeeded', 'terminated'",
     "notify: {url: 'https://x', on: [failed, failed]}": "notify.on gives the end 'failed' twice",
     'notify: {command: "mail \'me"}': "notify.command can't be split into words: No closing quotation",

@@ -7,7 +7,15 @@ import shlex
 import pytest
 
 from mlflow_batchai.documents.command import translate
-from mlflow_batchai.documents.mlproject import EntryPoint, Parameter, bind, find_entry_point, load_project, undeclared
+from mlflow_batchai.documents.mlproject import (
+    EntryPoint,
+    Parameter,
+    bind,
+    command_entry_point,
+    find_entry_point,
+    load_project,
+    undeclared,
+)
 from mlflow_batchai.errors import BatchAIError, DocumentError, ParameterError, ProjectError
 
 TYPES = {"lr": "float", "epochs": "int", "shuffle": "bool", "data": "path", "where": "uri", "note": "string"}
@@ -193,9 +201,19 @@ def test_what_is_not_declared_is_passed_on_with_a_notice():
     line = translate("python t.py {lr}\n", {"lr": "L", "epocs": "E"}, "s", extras=["epocs"])
     assert line == 'python t.py "${L}" --epocs "${E}"'
     assert translate("printf '<%s> '", {"extra": "E"}, "s", extras=["extra"]) == "printf '<%s> ' --extra \"${E}\""
-    for command in ("eval", "python t.py {{epocs}} # why", "bash -c", "echo 'a"):
-        with pytest.raises(ProjectError):
+    for command in ("eval", "python t.py {{epocs}} # why", "bash -c", "echo 'a", "python t.py\n# end\n", "python t.py \\\n"):
+        with pytest.raises(ProjectError, match="parameter 'epocs'"):
             translate(command, {"epocs": "E"}, "s", extras=["epocs"])
+
+
+@pytest.mark.parametrize("words", ["train.py", "python train.py", "python -u -B train.py", "/bin/bash -e train.sh"])
+def test_of_a_command_that_was_typed_the_scripts_arguments_are_the_parameters(words):
+    assert command_entry_point([*words.split(), "--lr", "0.1"]).arguments == {"lr": "0.1"}
+
+
+def test_an_undeclared_parameter_without_a_place_is_called_so():
+    with pytest.raises(ProjectError, match="parameter 'extra' is not declared, and can't be put behind this command"):
+        translate("bash -c 'python t.py'", {"extra": "E"}, "s", extras=["extra"])
 
 
 def test_a_script_takes_all():

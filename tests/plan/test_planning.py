@@ -443,13 +443,21 @@ def test_of_a_conda_yaml_what_pip_can_have(desk):
     """As MLflow has it under virtualenv and uv; a package that only conda has is refused by its name."""
     conda = desk.project / "conda.yaml"
     pip = "- pip: [numpy==2.0, -r r.txt]"
-    conda.write_text(f"channels: [x]\ndependencies:\n- python=3.11\n- conda-forge::pip<=24.0\n{pip}", encoding="utf-8")
+    conda.write_text(
+        f"channels: [x]\ndependencies:\n- python=3.11\n- conda-forge::pip<=24.0\n- wheel>=0.40,<1\n- setuptools~=70.0\n{pip}",
+        encoding="utf-8",
+    )
     (desk.project / "r.txt").write_text("scipy", encoding="utf-8")
+    builds = ("pip<=24.0", "wheel>=0.40,<1", "setuptools~=70.0")
     for manager in ("virtualenv", "uv"):
         made = desk.prepare(env_manager=manager).plan.environment
-        assert (made.python, made.build_dependencies, made.dependencies) == ("3.11", ("pip<=24.0",), ("numpy==2.0", "-r r.txt"))
-    conda.write_text("dependencies: [python=3.11, cudatoolkit=11, 'python<4', numpy]", encoding="utf-8")
-    with pytest.raises(DocumentError, match=r"conda\.yaml: cudatoolkit=11, python<4, numpy: without conda only"):
+        assert (made.python, made.build_dependencies, made.dependencies) == ("3.11", builds, ("numpy==2.0", "-r r.txt"))
+    for version in ("<4", "~=3.11", ">=3.10,<4"):
+        conda.write_text(f"dependencies: ['python{version}']", encoding="utf-8")
+        with pytest.raises(DocumentError, match=rf"conda\.yaml: python{version}: write one version, such as python=3\.11"):
+            desk.prepare(env_manager="uv")
+    conda.write_text("dependencies: [python=3.11, cudatoolkit=11, numpy]", encoding="utf-8")
+    with pytest.raises(DocumentError, match=r"conda\.yaml: cudatoolkit=11, numpy: without conda only"):
         desk.prepare(env_manager="uv")
     (desk.project / "python_env.yaml").write_text("python: 3.10", encoding="utf-8")
     assert desk.prepare(env_manager="uv").plan.environment.python == "3.10"

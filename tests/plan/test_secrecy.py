@@ -45,6 +45,7 @@ def test_files_that_hold_a_secret_stay(project):
         '{"properties": {"mountVolumes": {"azureFileShares": [{"credentials": {"accountKey": "a2V5"}}]}}}',
         "share: https://a.file.core.windows.net/s\ncredentials: {sasToken: sig=x}",
         "notify: {url: https://hooks/x1}",
+        "notify: {url: 'https://hooks/x1?x=${X}'}",
     ],
 )
 def test_documents_with_secrets_of_other_jobs_stay(project, text):

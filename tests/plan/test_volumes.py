@@ -17,10 +17,10 @@ from mlflow_batchai.documents.cluster import ClusterDocument, parse_cluster
 from mlflow_batchai.documents.job import JobProperties
 from mlflow_batchai.documents.model import parse as parse_model
 from mlflow_batchai.engines.base import StartRequest
-from mlflow_batchai.errors import DocumentError, NotSupportedError
+from mlflow_batchai.errors import DocumentError, NotSupportedError, ShareError
 from mlflow_batchai.job.places import place_logs
 from mlflow_batchai.plan.prepared import Prepared
-from mlflow_batchai.plan.volumes import check_volumes, choose_volumes
+from mlflow_batchai.plan.volumes import check_volumes, choose_volumes, cluster_volumes
 from mlflow_batchai.storage import credentials
 from mlflow_batchai.storage.credentials import Credential
 from mlflow_batchai.storage.directory import DirectoryShare
@@ -58,6 +58,7 @@ def choose(tmp_path, monkeypatch):
         on_nodes = CONTROL if azure else str(tmp_path / "share")
         cluster = Cluster("c", document, share, None, on_nodes, mount, places, "/py", None, location)
         properties, _ = parse_model(JobProperties, {"mountVolumes": mounts or {}}, "job.json")
+        choose.look = lambda: cluster_volumes(cluster)
         chosen = choose_volumes(properties, cluster, "job.json", 3600.0)
         choose.check = lambda: check_volumes(chosen.volumes, cluster)
         return chosen
@@ -107,6 +108,18 @@ def test_the_control_share_is_a_volume_like_others(choose, monkeypatch):
     control = chosen.volumes[0]
     assert (control.scope, control.path, control.container, control.folder) == ("cluster", "share", "batchai", "team")
     assert "sig" in parse_qs(chosen.credentials["0"]["sas"])
+
+
+def test_who_only_looks_needs_nothing_that_opens_it(choose, monkeypatch):
+    """Nor does he ask Azure: with a login each SAS is a request."""
+
+    def fail(*given):
+        raise ShareError("no login")
+
+    monkeypatch.setattr("mlflow_batchai.plan.volumes.for_nodes", fail)
+    with pytest.raises(DocumentError, match="no login"):
+        choose(azure=True)
+    assert [volume.path for volume in choose.look()] == ["share"]
 
 
 def test_placeholders_are_filled_from_the_environment(choose, monkeypatch):
@@ -207,7 +220,9 @@ def test_an_account_that_nothing_opens_is_a_directory_and_one_notice_says_so(cho
     choose.check()
     assert (folder / "data" / "in" / "it").is_dir() and (folder / "more").is_dir()
     [notice] = chosen.warnings
-    assert notice.startswith(f"there is no key or SAS for the storage account 'acc', so it is the directory {folder}; if it is")
+    assert notice.startswith(
+        f"job.json: there is no key or SAS for the storage account 'acc', so it is the directory {folder}; if it is"
+    )
 
 
 def test_an_account_with_credentials_is_azures(choose, tmp_path, monkeypatch):
@@ -247,7 +262,9 @@ def test_the_tutorials_document_needs_no_account(choose, tmp_path, monkeypatch):
     chosen = choose(mounts, local=True)
     folder = tmp_path / "home" / "shares" / "local"
     assert chosen.volumes[1].source == str(folder / "batchaishare")
-    assert chosen.warnings[0].startswith(f"file shares of no named storage account are directories of {folder}; if they are")
+    assert chosen.warnings[0].startswith(
+        f"job.json: file shares of no named storage account are directories of {folder}; if they are"
+    )
     monkeypatch.setenv("AZURE_BATCHAI_STORAGE_ACCOUNT", "mine")
     assert choose(mounts, local=True).volumes[1].name == "file share mine/batchaishare"
 
