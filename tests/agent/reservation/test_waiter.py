@@ -154,6 +154,7 @@ def test_a_share_that_is_away_when_its_turn_comes(cluster: Cluster, waiting: tup
     wait_for(lambda: not any(sleeps(agent.pid) for agent in second.agents))
     time.sleep(1.5)
     assert [agent.poll() for agent in second.agents] == [None, None]
+    assert not any(Path(f"/proc/{agent.pid}/fd/63").is_symlink() for agent in second.agents), "bash's own"
     cluster.share.rmdir()
     (cluster.folder / "away").rename(cluster.share)
     assert second.wait()["executionState"] == "succeeded", second.said()
