@@ -182,6 +182,26 @@ def test_its_peers_wake_when_a_node_of_the_job_is_taken(cluster: Cluster) -> Non
     assert job.wait()["executionState"] == "succeeded", job.said()
 
 
+# Has lost sight of node 0.
+LEAVE = """
+from mlflow_batchai.agent.outcome import Stop
+def leave(self):
+    raise Stop("node0", "node-0 is silent")
+phases.Phases._await_announces = leave
+"""
+
+
+def test_a_peer_that_leaves_before_our_node_is_taken_is_the_cause(cluster: Cluster) -> None:
+    first = cluster.submit(HOLD)
+    wait_for(lambda: first.log("stdout.txt"))
+    job = cluster.submit("echo go", nodes=2, patch=LEAVE)
+    assert job.reservation["nodes"][0] == first.reservation["nodes"][0]
+    verdict = job.wait()
+    assert verdict["errors"][0]["code"] == "NodeLost"
+    assert verdict["reason"].startswith("node-1 ended its part: ")
+    release(first)
+
+
 def test_a_drained_node(cluster: Cluster) -> None:
     cluster.roots[0].mkdir(parents=True)
     agents.drain(str(cluster.roots[0]), True)
