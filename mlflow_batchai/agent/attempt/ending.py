@@ -189,8 +189,7 @@ class Ending:
     def _end_as_node_zero(self, failure: Failure | None, stop: Stop | None, exit_record: dict[str, Any]) -> None:
         failures = [failure] if failure else []
         with self._guarded():
-            # Before the node is ours peers may sleep (``reservation.waiter``): they hear of the verdict.
-            heard = self._runtime.held is not None and not self._layout.control.refused(0.0) and not self._lost_share
+            heard = not self._layout.control.refused(0.0) and not self._lost_share and self._is_begun()
             if heard and (failure or stop) and not (stop and (stop.queued or stop.kind == "verdict")):
                 self._peers.await_exits(lambda: self._runtime.pump(0.05))
             for node, record in sorted(self._peers.exits.items()):
@@ -226,6 +225,13 @@ class Ending:
         with self._guarded():
             self._write_exit(exit_record)
         self._claim_verdict(verdict)
+
+    def _is_begun(self) -> bool:
+        """Whether a node of the job is taken: before that peers may sleep (``reservation.waiter``), and hear of the verdict."""
+        if self._runtime.held is None:
+            with contextlib.suppress(OSError, Failure):
+                self._peers.all_announced()
+        return self._runtime.held is not None or bool(self._peers.announces)
 
     def _with_retry(self, verdict: dict[str, Any]) -> dict[str, Any]:
         return overrides.goes_on(verdict, self._layout.plan, self._layout.paths.attempt)

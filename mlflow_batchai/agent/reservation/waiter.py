@@ -41,7 +41,8 @@ OPTION = "--resumed="
 
 # Its words: the attempt's folder, the folder of requests or nothing, how many of these are known, ``Obstacle.path``,
 # descriptors of the flock's pipe and of the heartbeats, seconds between two looks, pid of the flock, the agent's command line.
-# More than 128 is what read says of a time that is over.
+# More than 128 is what read says of a time that is over. The folder of requests comes with the first: it is looked for in
+# its own folder, as in ``safeopen.freshen``.
 PROGRAM = r"""
 IFS= read -r told
 shopt -s nullglob
@@ -51,6 +52,7 @@ trap ended=yes TERM
 looks=0
 while [[ -e $stands ]]; do
     signs=("$attempt"/[nv]*)
+    seen=(${requests:+"${requests%/*}"/*})
     asked=(${requests:+"$requests"/*.json})
     (( ${#signs[@]} || ${#asked[@]} > known )) && break
     mapfile status </proc/self/status
@@ -62,7 +64,8 @@ done
 [[ $flock ]] && kill -KILL "$flock"
 [[ $ended ]] && kill -TERM $$
 exec {gone}<&- {beats}<&-
-exec "$@" < <(printf '%s\n' "$told")
+exec {in}< <(printf '%s\n' "$told")
+exec "$@" <&"$in" {in}<&-
 """
 
 

@@ -154,6 +154,7 @@ def test_a_share_that_is_away_when_its_turn_comes(cluster: Cluster, waiting: tup
     wait_for(lambda: not any(sleeps(agent.pid) for agent in second.agents))
     time.sleep(1.5)
     assert [agent.poll() for agent in second.agents] == [None, None]
+    assert not any(Path(f"/proc/{agent.pid}/fd/63").is_symlink() for agent in second.agents), "bash's own"
     cluster.share.rmdir()
     (cluster.folder / "away").rename(cluster.share)
     assert second.wait()["executionState"] == "succeeded", second.said()
@@ -179,6 +180,26 @@ def test_its_peers_wake_when_a_node_of_the_job_is_taken(cluster: Cluster) -> Non
     assert not any(sleeps(agent.pid) for agent in job.agents)
     release(other)
     assert job.wait()["executionState"] == "succeeded", job.said()
+
+
+# Has lost sight of node 0.
+LEAVE = """
+from mlflow_batchai.agent.outcome import Stop
+def leave(self):
+    raise Stop("node0", "node-0 is silent")
+phases.Phases._await_announces = leave
+"""
+
+
+def test_a_peer_that_leaves_before_our_node_is_taken_is_the_cause(cluster: Cluster) -> None:
+    first = cluster.submit(HOLD)
+    wait_for(lambda: first.log("stdout.txt"))
+    job = cluster.submit("echo go", nodes=2, patch=LEAVE)
+    assert job.reservation["nodes"][0] == first.reservation["nodes"][0]
+    verdict = job.wait()
+    assert verdict["errors"][0]["code"] == "NodeLost"
+    assert verdict["reason"].startswith("node-1 ended its part: ")
+    release(first)
 
 
 def test_a_drained_node(cluster: Cluster) -> None:
