@@ -226,8 +226,14 @@ class SeedWorld:
         query = (
             "SELECT value FROM runs JOIN tags USING (run_uuid) WHERE key = 'batchai.job' AND status IN ('RUNNING', 'SCHEDULED')"
         )
-        with contextlib.closing(sqlite3.connect(self.root / "mlflow.db", timeout=60)) as database:
-            return [name for (name,) in database.execute(query)]
+        while True:
+            with contextlib.closing(sqlite3.connect(self.root / "mlflow.db", timeout=60)) as database:
+                try:
+                    return [name for (name,) in database.execute(query)]
+                except sqlite3.OperationalError as error:  # the journal of a writer that was killed is just rolled back
+                    if "disk I/O error" not in str(error):
+                        raise
+            time.sleep(0.1)
 
     def document(self, name: str, nodes: int) -> Path:
         """A job document for ``rank.py`` on the share."""
