@@ -33,7 +33,7 @@ def test_from_a_sweep_to_a_served_champion(world: Any) -> None:
     champion = world.client.get_model_version_by_alias("digits", "champion")
     assert world.client.get_run(champion.run_id).data.params["learning_rate"] == "1e-2"
     versions = world.client.search_model_versions("name = 'digits'")
-    assert len(versions) == 3 and all(one.description.startswith("champion: ") for one in versions)
+    assert len(versions) == 3 and all("promoted to @champion" in one.description for one in versions)
 
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
