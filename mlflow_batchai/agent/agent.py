@@ -200,7 +200,7 @@ def _awaited(control: ControlShare, path: str, what: str, digest: str | None, pa
     while True:
         try:
             found = control.read_closed(path)
-            if found is None and control.names(os.path.dirname(protocol.identity_path("any"))):
+            if found is None and control.names(protocol.IDENTITIES):
                 until = min(until, time.monotonic() + PLAN_SECONDS)
         except ControlError as error:
             raise staging.SetupError(f"the {what} can't be read: {error}") from None

@@ -249,7 +249,7 @@ class Artifacts:
 
 @dataclass(frozen=True)
 class Notify:
-    """Who is told of the job's end: ``url`` names secrets as ``${NAME}``, ``on`` has ends, ``command`` is an argv."""
+    """Where news of the job's end go: ``url`` names secrets as ``${NAME}``, ``on`` has ends, ``command`` is an argv."""
 
     url: str = ""
     on: tuple[str, ...] = ()

@@ -326,6 +326,7 @@ class JobPaths:
         return f"{self.relay}/{number}/sent.json"
 
 
+IDENTITIES = ".batchai/identity"
 OBJECTS = ".batchai/objects"
 # What says that all objects of one set lie on the share; removed with them, as it lies in the same folder.
 TREES = OBJECTS + "/trees"
@@ -338,7 +339,7 @@ def object_path(sha256: str) -> str:
 
 def identity_path(identity: str) -> str:
     """The folder on the share whose being there says that it is this very share, and no other folder of the same path."""
-    return f".batchai/identity/{identity}"
+    return f"{IDENTITIES}/{identity}"
 
 
 def agent_writer(node: int) -> str:

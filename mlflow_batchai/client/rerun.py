@@ -22,6 +22,7 @@ from mlflow_batchai.config import untold
 from mlflow_batchai.documents.batchai import parse_batchai
 from mlflow_batchai.documents.common import NOTIFY_URL
 from mlflow_batchai.documents.mlproject import EntryPoint, MLProject, load_project
+from mlflow_batchai.documents.model import MASK
 from mlflow_batchai.errors import JobChangedError, JobError, JobNotTrustedError
 from mlflow_batchai.follower.credentials import REGISTRY, SECRET_PREFIX, MissingSecretError
 from mlflow_batchai.job import signing
@@ -33,7 +34,6 @@ from mlflow_batchai.tracking.runs import Tracking
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-MASK = "**********"
 Facts = Mapping[str, str]
 
 
@@ -148,7 +148,7 @@ def _entry(folder: Path, rerun: Rerun) -> tuple[MLProject, EntryPoint]:
 
 
 def _with_secrets(document: Mapping[str, Any], name: str) -> Any:
-    """The document with its secrets, as ``job retry`` finds them: what opens storage is looked for as for any new job.
+    """The document with its secrets, as ``job retry`` finds them. Keys of storage are found as for any new job.
 
     Raises:
         MissingSecretError: some are not here.

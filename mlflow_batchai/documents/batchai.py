@@ -190,7 +190,7 @@ class BatchaiFile(SpecModel):
     ``relay_deadline`` is for how long a tracking server that is away is waited for once the job has ended. ``umask`` is the
     ranks'. ``ranks`` says whether what ranks but 0 say by ``mlflow.*`` is kept.
     ``system_metrics`` is how often nodes are sampled for their system metrics in the job's first hour: a duration, true (every
-    10 s) or false (0); None: as MLflow's own switch says. ``notify`` says who is told of the end; None: config.yaml says it.
+    10 s) or false (0); None: as MLflow's own switch says. ``notify`` is where news of the end go; None: as config.yaml has it.
     """
 
     cluster: NonEmpty | None = None

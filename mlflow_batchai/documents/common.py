@@ -82,7 +82,7 @@ def _words(value: Any) -> Any:
 
 
 class NotifySettings(SpecModel):
-    """Who is told when a job has ended: ``url`` by a JSON POST, ``command`` by being run where the job was submitted.
+    """News of a job's end: to ``url`` by a JSON POST, ``command`` by being run where the job was submitted.
 
     A URL that is written out is a secret. One that names secrets (``${NAME}``) is none itself.
     """

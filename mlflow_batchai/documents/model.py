@@ -119,6 +119,10 @@ def as_shown(document: object) -> Any:
     return document.value if isinstance(document, Enum) else document
 
 
+MASK = "**********"
+"""What stands for a secret in what ``masked`` returns: pydantic's own."""
+
+
 def masked(document: SpecModel) -> dict[str, Any]:
     """The document as plain JSON data with Batch AI's keys: what was given, with asterisks for secrets.
 

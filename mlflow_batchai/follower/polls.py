@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -38,7 +39,7 @@ class Polls:
             self._asked.append((handle, future))
             first = len(self._asked) == 1
         if first:
-            threading.Event().wait(GATHER_SECONDS)
+            time.sleep(GATHER_SECONDS)
             with self._asking:
                 self._ask()
         return future.result()

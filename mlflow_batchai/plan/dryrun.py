@@ -21,11 +21,11 @@ from mlflow_batchai.agent.network import LOOPBACK
 from mlflow_batchai.agent.plan import Plan, Volume, plain
 from mlflow_batchai.agent.staging import SetupError
 from mlflow_batchai.cluster.clusters import Cluster
+from mlflow_batchai.documents.model import MASK
 from mlflow_batchai.engines.base import NodeCommand, StartRequest
 from mlflow_batchai.job.places import segment as place_of
 from mlflow_batchai.plan.prepared import Prepared
 
-MASK = "**********"
 JOB, RUN = "<job id>", "<run id>"
 
 

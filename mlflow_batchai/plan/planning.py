@@ -108,7 +108,7 @@ class JobOptions:
         checkpoints: whether checkpoints go into the run's artifacts.
         exclude: patterns of files in output directories that don't.
         umask: the ranks'.
-        notify: who is told of the end; None: the user's config.yaml says it.
+        notify: where news of the end go; None: as the user's config.yaml has it.
     """
 
     retries: int = 0

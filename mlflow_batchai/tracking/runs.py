@@ -91,15 +91,16 @@ def set_tags(mlflow: MlflowClient, run_id: str, tags: Mapping[str, str], without
     """Set tags of a job's run, and remove others; those that it hasn't are fine."""
     from mlflow.entities import RunTag
 
-    run = mlflow.get_run(run_id)
-    if any(tag in _INNER.values() for tag in (*tags, *without)):
+    is_inner = any(tag in _INNER.values() for tag in (*tags, *without))
+    run = mlflow.get_run(run_id) if is_inner or without else None
+    if run and is_inner:
         mac, old = run.data.tags.get(TAG_MAC, "").partition(" ")[0], tags_of(run)
         inner = {tag: old[tag] for tag in _INNER.values() if tag in old and tag not in without}
         tags = _as_stored(mac, {**inner, **tags})
     if tags:
         mlflow.log_batch(run_id, tags=[RunTag(name, value) for name, value in tags.items()])
     for name in without:
-        if name in run.data.tags:
+        if run and name in run.data.tags:
             mlflow.delete_tag(run_id, name)
 
 

@@ -14,6 +14,11 @@ from typing import Any
 
 from mlflow_batchai.training import _tensors
 
+# Where an optimizer that was wrapped keeps how its gradients are reduced (``_optimizer.Settings``).
+MARK = "_batchai_horovod"
+# Gradients are sent times rows / (ROWS * ranks), so that they keep about their size, which matters for halves only.
+ROWS = 32
+
 BINDINGS = {"tensorflow": "horovod.tensorflow", "torch": "horovod.torch"}
 _said: set[str] = set()
 _CHUNK = 256 * 1024 * 1024
@@ -90,6 +95,20 @@ def on_torch(hvd: Any) -> bool:
 def keras_on(backend: str) -> bool:
     """Say whether Keras computes with this backend."""
     return bool(importlib.import_module("keras").backend.backend() == backend)
+
+
+def first_input(data: Any) -> Any:
+    """Return the first tensor of the inputs of a batch, or None."""
+    import keras
+
+    x = keras.utils.unpack_x_y_sample_weight(data)[0]
+    return next((leaf for leaf in keras.tree.flatten(x) if leaf is not None), None)
+
+
+def row_count(data: Any) -> float:
+    """Return the number of rows of this rank's batch, whose shape is known, 1 if it can't be known."""
+    first = first_input(data)
+    return float(first.shape[0]) if first is not None and len(first.shape) else 1.0
 
 
 def sync(model: Any) -> None:

@@ -13,9 +13,6 @@ from typing import Any, Callable, ClassVar
 
 from mlflow_batchai.training import _hvd
 
-# Gradients are sent times rows / (ROWS * ranks), so that they keep about their size, which matters for halves only.
-ROWS = 32
-
 Buffers = dict[str, Any]
 
 
@@ -72,7 +69,7 @@ class TrainStep:
 
         self._model = model
         self._plan: list[tuple[Any, dict[str, int]]] = []
-        ours = hasattr(model.optimizer, "_batchai_horovod") and type(model).train_step is keras.Model.train_step
+        ours = hasattr(model.optimizer, _hvd.MARK) and type(model).train_step is keras.Model.train_step
         if ours and model.jit_compile and not model.run_eagerly:
             self._first = jax.jit(self._gradients, donate_argnums=(1, 3))
             self._step = self._in_halves
@@ -87,7 +84,7 @@ class TrainStep:
 
     def _as_written(self, state: Any, data: Any) -> Any:
         self._plan = _Running.applied = []
-        _Running.rows = _rows(data)
+        _Running.rows = _hvd.row_count(data)
         try:
             return self._model.train_step(state, data)
         finally:
@@ -103,7 +100,7 @@ class TrainStep:
 
     def _gradients(self, trainable: Any, non_trainable: Any, optimizer_variables: Any, metrics: Any, data: Any) -> Any:
         """Keras' own step, whose optimizer changes nothing."""
-        _Running.rows, _Running.captured = _rows(data), []
+        _Running.rows, _Running.captured = _hvd.row_count(data), []
         try:
             logs, state = self._model.train_step((trainable, non_trainable, optimizer_variables, metrics), data)
             [buffers] = _Running.captured
@@ -136,21 +133,12 @@ def _sizes(buffers: Buffers) -> dict[str, int]:
     return {kind: len(buffer) for kind, buffer in buffers.items()}
 
 
-def _rows(data: Any) -> float:
-    """Return the number of rows of this rank's batch, 1 if it can't be known."""
-    import keras
-
-    x = keras.utils.unpack_x_y_sample_weight(data)[0]
-    first = next((leaf for leaf in keras.tree.flatten(x) if leaf is not None), None)
-    return float(first.shape[0]) if first is not None and len(first.shape) else 1.0
-
-
 def _packed(optimizer: Any, hvd: Any, grads: Any, rows: float | None) -> Buffers:
     """Return gradients as flat buffers, by type; the float32 one begins with this rank's share of the rows, if that counts."""
     import jax.numpy as jnp
 
-    settings = optimizer._batchai_horovod
-    unit = 1.0 / hvd.size() if rows is None else rows / (ROWS * hvd.size())
+    settings = getattr(optimizer, _hvd.MARK)
+    unit = 1.0 / hvd.size() if rows is None else rows / (_hvd.ROWS * hvd.size())
     parts: dict[str, list[Any]] = {} if rows is None else {"float32": [jnp.full((1,), unit, "float32")]}
     for grad in grads:
         flat = grad.reshape(-1) if settings.op == hvd.Sum else grad.reshape(-1) * unit
@@ -168,14 +156,14 @@ def _update(optimizer: Any) -> Callable[..., Any]:
     """Return the compiled second half: (sums, optimizer variables, weights, whether rows count) -> (weights, variables)."""
     import jax
 
-    settings = optimizer._batchai_horovod
+    settings = getattr(optimizer, _hvd.MARK)
     if settings.update is None:
         settings.update = jax.jit(functools.partial(_apply_sums, optimizer), static_argnums=3, donate_argnums=(1, 2))
     return settings.update  # type: ignore[no-any-return]
 
 
 def _apply_sums(optimizer: Any, sums: Buffers, optimizer_variables: Any, trainable_variables: Any, counted: bool) -> Any:
-    settings, hvd = optimizer._batchai_horovod, _hvd.active()
+    settings, hvd = getattr(optimizer, _hvd.MARK), _hvd.active()
     divisor = sums["float32"][0] if counted and settings.op != hvd.Sum else None
     begins = {kind: int(counted and kind == "float32") for kind in sums}
     grads = []

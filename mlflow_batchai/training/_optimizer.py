@@ -10,8 +10,6 @@ from typing import Any, Callable
 
 from mlflow_batchai.training import _hvd, _jax_step
 
-_MARK = "_batchai_horovod"
-
 
 def reduce_gradients(hvd: Any, settings: Any, grads: list[Any], rows: Any) -> tuple[list[Any], Any]:
     """Return the mean over all ranks' rows of each gradient (None where it is None), and a number.
@@ -23,7 +21,7 @@ def reduce_gradients(hvd: Any, settings: Any, grads: list[Any], rows: Any) -> tu
     Names are made of counts only, so that they are the same on a rank that has built other models as well.
     """
     weighted = settings.op != hvd.Sum
-    unit = None if rows is None else rows / (_jax_step.ROWS * hvd.size())
+    unit = None if rows is None else rows / (_hvd.ROWS * hvd.size())
     weight = (1.0 / hvd.size() if unit is None else unit) if weighted else None
     dense = {i: g for i, g in enumerate(grads) if g is not None and not is_sparse(g)}
     packed = dict(zip(dense, map(settings.compression.compress, _scaled(list(dense.values()), weight))))
@@ -223,7 +221,7 @@ def distribute(optimizer: Any, settings: Settings) -> Any:
 
     Keras copies an optimizer by its saved form, so a copy is not wrapped.
     """
-    setattr(optimizer, _MARK, settings)
+    setattr(optimizer, _hvd.MARK, settings)
     replacement = _jax_step.stateless_apply if _hvd.keras_on("jax") else _apply
     setattr(optimizer, replacement.__name__.lstrip("_"), types.MethodType(replacement, optimizer))
     _patch_make_train_function()
@@ -232,7 +230,7 @@ def distribute(optimizer: Any, settings: Settings) -> Any:
 
 def is_distributed(optimizer: Any) -> bool:
     """Say whether ``optimizer`` was wrapped here."""
-    return hasattr(optimizer, _MARK)
+    return hasattr(optimizer, _hvd.MARK)
 
 
 def _apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
@@ -243,7 +241,7 @@ def _apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
     grads = list(grads)
     if trainable_variables is not None:
         trainable_variables = list(trainable_variables)
-    settings = getattr(self, _MARK)
+    settings = getattr(self, _hvd.MARK)
     if settings.sparse_as_dense:
         grads = [g if g is None or not is_sparse(g) else densify(g) for g in grads]
     if _Step.applied is not None:
@@ -308,8 +306,8 @@ def _lift_over_loss_scale(model: Any) -> None:
     outer = model.optimizer
     inner = getattr(outer, "inner_optimizer", None)
     if inner is not None and is_distributed(inner) and not is_distributed(outer):
-        distribute(outer, getattr(inner, _MARK))
-        for name in ("apply", "stateless_apply", _MARK):
+        distribute(outer, getattr(inner, _hvd.MARK))
+        for name in ("apply", "stateless_apply", _hvd.MARK):
             vars(inner).pop(name, None)
 
 
@@ -343,14 +341,11 @@ def _step(rows: Any) -> Iterator[list[tuple[Any, list[Any], Any]]]:
 
 def _rows(data: Any) -> Any:
     """Return the number of rows of this rank's batch (with TensorFlow a float32 tensor), 1 if it can't be known."""
-    import keras
-
-    x = keras.utils.unpack_x_y_sample_weight(data)[0]
-    first = next((leaf for leaf in keras.tree.flatten(x) if leaf is not None), None)
-    if keras.backend.backend() == "torch":
-        return float(first.shape[0]) if first is not None and len(first.shape) else 1.0
+    if _hvd.keras_on("torch"):
+        return _hvd.row_count(data)
     import tensorflow as tf
 
+    first = _hvd.first_input(data)
     rows: Any = 1
     if isinstance(first, tf.RaggedTensor):
         rows = first.nrows()
@@ -413,7 +408,7 @@ def _idle_step(hvd: Any, plan: list[tuple[Any, list[Any], Any]], eager: bool) ->
 
     def first(rows: Any) -> tuple[list[Any], Any]:
         optimizer, specs, variables = plan[0]
-        return reduce_gradients(hvd, getattr(optimizer, _MARK), empties(specs, _known(optimizer, variables)), rows)
+        return reduce_gradients(hvd, getattr(optimizer, _hvd.MARK), empties(specs, _known(optimizer, variables)), rows)
 
     def update(rows: Any, grads: list[Any]) -> None:
         optimizer, _, variables = plan[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -25,19 +24,6 @@ from mlflow_batchai.sweep import driver, sweeps
 from mlflow_batchai.sweep.driver import Driver
 from mlflow_batchai.sweep.results import Results, judge
 from mlflow_batchai.tracking import runs
-
-
-@pytest.fixture
-def store(store_template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> runs.Tracking:
-    shutil.copy(store_template, tmp_path / "m.db")
-    monkeypatch.setenv("BATCHAI_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-    return runs.absolute("sqlite:///m.db", tmp_path)
-
-
-@pytest.fixture
-def mlflow(store: runs.Tracking) -> Any:
-    return runs.client(store)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import builtins
 import dataclasses
 import random
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,19 +71,6 @@ def test_numbers_by_chance() -> None:
     found, repeated = combine(values, sample=20, seed=3)
     assert len(found) == 20 and repeated == 0 and {each["act"] for each in found} == {"relu", "tanh"}
     assert combine(values, sample=20, seed=3)[0] == found != combine(values, sample=20, seed=4)[0]
-
-
-@pytest.fixture
-def store(store_template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> runs.Tracking:
-    shutil.copy(store_template, tmp_path / "m.db")
-    monkeypatch.setenv("BATCHAI_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-    return runs.absolute("sqlite:///m.db", tmp_path)
-
-
-@pytest.fixture
-def mlflow(store: runs.Tracking) -> Any:
-    return runs.client(store)
 
 
 class Killed(BaseException):
