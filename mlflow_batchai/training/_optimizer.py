@@ -8,7 +8,7 @@ import types
 from collections.abc import Iterator
 from typing import Any, Callable
 
-from mlflow_batchai.training import _hvd, _jax_step
+from mlflow_batchai.training import _hvd, _jax_step, _torch_step
 
 
 def reduce_gradients(hvd: Any, settings: Any, grads: list[Any], rows: Any) -> tuple[list[Any], Any]:
@@ -46,19 +46,42 @@ def _sums(hvd: Any, tensors: dict[int, Any]) -> dict[int, Any]:
     for i, tensor in tensors.items():
         kind = getattr(tensor.dtype, "name", None) or str(tensor.dtype).split(".")[-1]
         groups.setdefault(kind, []).append(i)
-    result = {}
+    sums: dict[int, Any] = {}
+    flats = {}
     for kind, members in sorted(groups.items()):
         values = [tensors[i] for i in members]
         name = f"batchai_{kind}_{len(members)}_{sum(_elements(value) for value in values)}"
-        if hvd.__name__ == "horovod.torch":
-            # Horovod reads memory in its order, and looks at the first tensor of a group only; convolutions' may lie otherwise.
-            values = [value.contiguous() for value in values]
-            result[tuple(members)] = hvd.grouped_allreduce_async(values, op=hvd.Sum, name=name)
+        if _hvd.on_torch(hvd):
+            flats[name] = _flat(values)
         else:
-            result[tuple(members)] = hvd.grouped_allreduce(values, op=hvd.Sum, name=name, ignore_name_scope=True)
-    if hvd.__name__ == "horovod.torch":
-        result = {members: hvd.synchronize(handle) for members, handle in result.items()}
-    return {i: value for members, values in result.items() for i, value in zip(members, values)}
+            sums.update(zip(members, hvd.grouped_allreduce(values, op=hvd.Sum, name=name, ignore_name_scope=True)))
+    if flats:
+        _exchange(hvd, flats)
+        for flat, (_, members) in zip(flats.values(), sorted(groups.items())):
+            parts = flat.split([tensors[i].numel() for i in members])
+            sums.update((i, part.view(tensors[i].shape)) for i, part in zip(members, parts))
+    return sums
+
+
+def _flat(tensors: list[Any]) -> Any:
+    """Return torch's tensors as one, each in the order of its elements; in memory convolutions' may lie in another."""
+    import torch
+
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def _exchange(hvd: Any, flats: dict[str, Any]) -> None:
+    """Add up torch's tensors, by name, over the ranks, in place; between two graphs, while a step is recorded."""
+
+    def exchange() -> None:
+        for handle in [hvd.allreduce_async_(flat, op=hvd.Sum, name=name) for name, flat in flats.items()]:
+            hvd.synchronize(handle)
+
+    recording = _torch_step.Recording.current
+    if recording is None:
+        exchange()
+    else:
+        recording.cut(exchange)
 
 
 def _gathered(hvd: Any, slices: dict[int, Any], weight: Any, divisor: Any) -> dict[int, Any]:
@@ -264,7 +287,10 @@ def _patch_make_train_function() -> None:
     @functools.wraps(original)
     def make_train_function(self: Any, force: bool = False) -> Any:
         hvd = _hvd.active()
-        if hvd is None or not concerns(self):
+        if not concerns(self):
+            return original(self, force)
+        recordable = _hvd.keras_on("torch") and _torch_step.on_gpu(self)
+        if hvd is None and not recordable:
             return original(self, force)
         _lift_over_loss_scale(self)
         if _hvd.keras_on("jax"):
@@ -276,15 +302,19 @@ def _patch_make_train_function() -> None:
         if not hasattr(self.train_step, "batchai"):
             self.train_step = _shared_step(self.train_step)
             force = True
+        if self.train_function is not None and not force:
+            return None
         compiled = self.jit_compile
-        if compiled:
-            _hvd.notice(hvd, "the train step runs without jit_compile, as Horovod has no operation for XLA.")
-            self.jit_compile = False
+        self.jit_compile = False
         try:
-            return original(self, force)
+            original(self, True)
         finally:
-            if compiled:
-                self.jit_compile = compiled
+            self.jit_compile = compiled
+        if recordable and not self.run_eagerly and (compiled or _torch_step.is_keras_own(self)):
+            self.train_function = _torch_step.TrainStep(self.train_function)
+        elif compiled:
+            _hvd.notice(hvd, "the train step runs without jit_compile, as Horovod has no operation for XLA.")
+        return None
 
     make_train_function.batchai = True  # type: ignore[attr-defined]
     keras.Model.make_train_function = make_train_function
@@ -315,6 +345,7 @@ def _shared_step(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return a train step that first learns this rank's share of the joined batch (its rows over all rows)."""
     state = _State()
 
+    @functools.wraps(inner)
     def train_step(data: Any) -> Any:
         hvd = _hvd.active()
         if hvd is None:
