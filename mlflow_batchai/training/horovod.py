@@ -180,9 +180,9 @@ def DistributedOptimizer(
 ) -> Any:
     """Make a Keras optimizer apply all ranks' gradients, and return it: the same object, still of Keras' own class.
 
-    Models are saved and loaded as if it had not been wrapped. Horovod has no operation for XLA: on TensorFlow ``jit_compile`` of
-    the train step is switched off with a notice, on JAX the step is compiled in two halves (``_jax_step``), and with PyTorch on
-    a GPU it is recorded as CUDA graphs (``_torch_step``).
+    Models are saved and loaded as if it had not been wrapped. Horovod has no operation for XLA: on TensorFlow ``jit_compile``
+    of the train step is switched off with a notice, on JAX the step is compiled in two halves (``_jax_step``), and with PyTorch
+    on a GPU it is recorded as CUDA graphs (``_torch_step``).
 
     Args:
         optimizer: a ``keras.optimizers.Optimizer`` or its name; a LossScaleOptimizer too.
