@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 from mlflow_batchai.agent.mounts import commands
 from mlflow_batchai.agent.plan import Tool, Volume
 from mlflow_batchai.agent.protocol import object_path
+from mlflow_batchai.agent.reservation import locks
 
 # azurefiles came with 1.66, the upload queue's list (vfs/queue) with 1.68. Debian 12 has 1.60.
 LEAST_VERSION = (1, 68)
@@ -147,7 +147,7 @@ def sent_rclone(root: str, sent: Tool, fetch: Callable[[str, str], str]) -> str:
     folder = os.path.join(root, "tools")
     path = os.path.join(folder, "rclone-" + sent.sha256[:16])
     os.makedirs(folder, exist_ok=True)
-    with _locked(path + ".lock"):
+    with locks.held(path + ".lock"):
         if os.path.exists(path):
             os.utime(path)  # so that it isn't tidied away (leftovers.tidy)
             return path
@@ -165,13 +165,6 @@ def sent_rclone(root: str, sent: Tool, fetch: Callable[[str, str], str]) -> str:
         os.chmod(new, 0o755)
         os.replace(new, path)
     return path
-
-
-@contextlib.contextmanager
-def _locked(path: str) -> Iterator[None]:
-    with open(path, "a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def allow_other() -> list[str]:
