@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from mlflow_batchai.horovod_wheel.environment import build_environment, cache_key, cache_root, flags, parallel_jobs
+from mlflow_batchai.horovod_wheel.environment import build_environment, cache_key, cache_root, flags
 from mlflow_batchai.horovod_wheel.interpreter import Interpreter
 from mlflow_batchai.horovod_wheel.source import PATCHES
 
-GIB = 1024**3
 INTERPRETER = Interpreter(
     path="/opt/venv/bin/python",
     tag="cp311-linux_x86_64",
@@ -100,11 +99,6 @@ def test_the_environment_keeps_the_users_and_adds_ours():
     assert result["CMAKE_POLICY_VERSION_MINIMUM"] == "3.5"
     assert result["PIP_USER"] == "0"
     assert not {"CMAKE_GENERATOR", "MAKELEVEL"} & result.keys()
-
-
-@pytest.mark.parametrize("cores, memory, jobs", [(2, 24 * GIB, 2), (64, 16 * GIB, 8), (4, GIB, 1), (1, 64 * GIB, 1)])
-def test_memory_limits_the_compilers(cores, memory, jobs):
-    assert parallel_jobs(cores, memory) == jobs
 
 
 @pytest.mark.parametrize(
