@@ -47,27 +47,7 @@ def missing(volume: Volume, python: str | None = None, sent: Mapping[str, Tool] 
     helper = f"mount.{kind.system}"
     if not (shutil.which(helper) or os.path.exists(f"/sbin/{helper}")):
         return kind.sentence(commands.NO_HELPER, volume)
-    if not _kernel_knows(kind.system):
-        return kind.sentence(commands.NO_SYSTEM, volume)
     return None if _may_mount() else kind.sentence(commands.NEEDS_ROOT, volume)
-
-
-def _kernel_knows(kind: str) -> bool:
-    """Whether the kernel mounts such file systems: now, or with a module that lies there to be loaded. If in doubt, it may."""
-    try:
-        with open("/proc/filesystems", encoding="ascii", errors="replace") as file:
-            known = any(line.split()[-1:] == [kind] for line in file)
-    except OSError:
-        return True
-    modules = os.path.join("/lib/modules", os.uname().release)
-    if known or not os.path.isdir(modules):
-        # No modules for it to load: what it knows now is all.
-        return known
-    for name in ("modules.dep", "modules.builtin"):
-        with contextlib.suppress(OSError), open(os.path.join(modules, name), encoding="ascii", errors="replace") as file:
-            if any(f"/{kind}.ko" in line for line in file):
-                return True
-    return False
 
 
 def _may_mount() -> bool:
