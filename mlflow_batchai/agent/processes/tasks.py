@@ -206,9 +206,6 @@ def release(pids: set[int]) -> None:
 
 
 def _catches_sigterm(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
-            masks = [line.split()[1] for line in file if line.startswith(("SigCgt:", "SigIgn:"))]
-    except OSError:  # it has gone
-        return False
+    lines = proc.kernel_text(f"/proc/{pid}/status").splitlines()
+    masks = [line.split()[1] for line in lines if line.startswith(("SigCgt:", "SigIgn:"))]
     return any(int(mask, 16) >> (signal.SIGTERM - 1) & 1 for mask in masks)

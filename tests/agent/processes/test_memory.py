@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mlflow_batchai.agent.processes import memory
+from mlflow_batchai.agent.processes import memory, proc
 from mlflow_batchai.agent.processes.memory import Counters, Group
 
 VMSTAT = "nr_free_pages 123456\npgfault 9876543\noom_kill {}\ndrop_pagecache 0\n"
@@ -34,9 +34,9 @@ def machine(root: Path, kills: int, version: int = 2, limit: str = "67108864\n")
 
 @pytest.fixture
 def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    real = memory._read
+    real = proc.kernel_text
     monkeypatch.setattr(memory, "GROUPS", str(tmp_path / "groups"))
-    monkeypatch.setattr(memory, "_read", lambda path: real(path.replace("/proc/", f"{tmp_path}/proc/", 1)))
+    monkeypatch.setattr(proc, "kernel_text", lambda path: real(path.replace("/proc/", f"{tmp_path}/proc/", 1)))
     return lambda: memory.counters(7)
 
 
