@@ -87,19 +87,7 @@ class Engine(NamedTuple):
         return DIFFERENCES[self.kind]
 
 
-class Found(NamedTuple):
-    """A container engine that a node has.
-
-    Attributes:
-        engine: the one that works, or None.
-        reasons: why each of those that were tried before it doesn't.
-    """
-
-    engine: Engine | None
-    reasons: list[str]
-
-
-def look(environment: Mapping[str, str]) -> Found:
+def look(environment: Mapping[str, str]) -> tuple[Engine | None, list[str]]:
     """The engine of this node (docker if its daemon answers, else podman), and why those that come before it don't work.
 
     Args:
@@ -113,23 +101,23 @@ def look(environment: Mapping[str, str]) -> Found:
             continue
         code, said = ask([program, *differs.probe], own_environment(environment), seconds=LOOK_SECONDS)
         if code == 0:
-            return Found(Engine(program, "podman" if "podman" in said.lower() else name), reasons)
+            return Engine(program, "podman" if "podman" in said.lower() else name), reasons
         reasons.append(f"{name}: {last_line(said)}")
-    return Found(None, reasons)
+    return None, reasons
 
 
 def engine() -> Engine | None:
     """The engine of this node, or None."""
-    return look(os.environ).engine
+    return look(os.environ)[0]
 
 
 def missing(container: Container) -> str | None:
     """Why this node can't run a plan's container, as a sentence without the node's name, or None."""
-    found = look(os.environ)
-    if found.engine:
+    works, reasons = look(os.environ)
+    if works:
         return None
     return (
-        f"no container engine works ({'; '.join(found.reasons)}), and the job runs in the image {container.image}: install"
+        f"no container engine works ({'; '.join(reasons)}), and the job runs in the image {container.image}: install"
         " docker or podman there, or set containers: ignore in the cluster document to run such jobs without their container"
     )
 
