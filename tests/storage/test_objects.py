@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mlflow_batchai.agent.plan import CodeFile
 from mlflow_batchai.agent.protocol import OBJECTS, object_path
-from mlflow_batchai.errors import ProjectError, ShareError
-from mlflow_batchai.storage import objects
+from mlflow_batchai.errors import ProjectError
 from mlflow_batchai.storage.objects import StagedFile, scan, scan_input, upload
 from mlflow_batchai.storage.sweeps import settle
 
@@ -54,40 +52,6 @@ def test_a_file_that_goes_meanwhile_or_cant_be_read_is_a_sentence(share, project
     for some, name in ((files, r"a\.py"), ([memory], "/proc/self/mem")):
         with pytest.raises(ProjectError, match=f"{name}' can't be read"):
             upload(share, some)
-
-
-def test_links_send_nothing(share, project):
-    (project / "link").symlink_to("a.py")
-    (project / "sub" / "up").symlink_to("../sub")
-    files = {file.path: file for file in scan(project)}
-    assert files["link"].entry() == CodeFile("link", link="a.py")
-    assert files["sub/up"].entry() == CodeFile("sub/up", link="../sub")
-    assert upload(share, [files["link"], files["sub/up"]]) == 0
-
-
-def test_the_order_and_the_modes_are_the_same_everywhere(project):
-    (project / "run").write_bytes(b"")
-    (project / "run").chmod(0o500)
-    (project / "a.py").chmod(0o466)
-    assert [(file.path, oct(file.mode)) for file in scan(project)] == [
-        ("a.py", "0o644"),
-        ("big", "0o644"),
-        ("run", "0o755"),
-        ("sub/same.py", "0o644"),
-    ]
-
-
-def test_a_folder_that_cant_be_read_is_not_passed_over(project, monkeypatch):
-    real = objects.os.scandir
-
-    def scandir(path):
-        if str(path).endswith("sub"):
-            raise PermissionError(13, "Permission denied", str(path))
-        return real(path)
-
-    monkeypatch.setattr(objects.os, "scandir", scandir)
-    with pytest.raises(ProjectError, match="sub' can't be read"):
-        scan(project)
 
 
 def test_inputs_follow_links_and_circles_end(project, tmp_path):
@@ -158,14 +122,3 @@ def test_a_tenth_of_the_requests_fails(azure, azure_share, tmp_path):
     assert [sent for sent, _ in told] == sorted(sent for sent, _ in told)
     for file in files:
         assert azure_share.read(object_path(file.sha256)) == file.source.read_bytes()
-
-
-def test_a_failure_ends_the_sending_with_its_sentence(azure, azure_share, tmp_path, monkeypatch):
-    files = scan(many(tmp_path / "many", 200))
-    monkeypatch.setattr("mlflow_batchai.storage.azure_client.LONGEST_SECONDS", 0.2)
-    azure.fail(1, ("503",), methods=("PUT",), path="/objects/7", retry_after=0)
-    try:
-        with pytest.raises(ShareError, match="too busy"):
-            upload(azure_share, files)
-    finally:
-        azure.fail(0)

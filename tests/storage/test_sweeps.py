@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mlflow_batchai.agent.protocol import TREES, object_path
-from mlflow_batchai.storage import Share, sweeps
+from mlflow_batchai.storage import Share
 from mlflow_batchai.storage.directory import DirectoryShare
 from mlflow_batchai.storage.objects import StagedFile, scan, upload
 from mlflow_batchai.storage.sweeps import SWEEPS, Sweep, settle, sweeping
@@ -125,23 +125,3 @@ def test_one_that_was_killed_is_not_waited_for_twice(share: Share, files: list[S
     assert not killed.may_go_on()
     assert killed.remove([object_path(file.sha256) for file in files]) == 0
     assert lying(share, files) == 2
-
-
-def test_it_removes_nothing_after_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    share = DirectoryShare(tmp_path / "share")
-    paths = [f"objects/{number}" for number in range(5)]
-    for path in paths:
-        share.write(path, b"x")
-    monkeypatch.setattr(sweeps, "AT_A_TIME", 2)
-    times = iter([0.0, 1.0, sweeps.LONGEST_SECONDS - 1, sweeps.LONGEST_SECONDS])
-    assert Sweep(share, clock=lambda: next(times)).remove(paths) == 4
-    assert [entry.name for entry in share.list("objects")] == ["4"]
-
-
-def test_two_at_once(share: Share, files: list[StagedFile]) -> None:
-    upload(share, files)
-    paths = [object_path(file.sha256) for file in files]
-    with sweeping(share) as one, sweeping(share) as two:
-        assert (one.number, two.number) == (1, 2)
-        assert one.remove(paths) == two.remove(paths) == 2
-    assert lying(share, files) == 0

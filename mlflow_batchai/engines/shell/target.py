@@ -114,18 +114,6 @@ def resolve(
     return _resolve(host, user, port, jump, password, _Shared(key_file, known_hosts, timeout), 0)
 
 
-def load_paramiko() -> None:
-    """Import paramiko, which takes a while; called where a program turns out to need it.
-
-    Raises:
-        ClusterError: it is missing, or something that it needs.
-    """
-    try:
-        import paramiko  # noqa: F401
-    except ImportError as error:
-        raise ClusterError(f"SSH needs paramiko, which can't be imported ({error}); run: pip install paramiko") from error
-
-
 def ssh_command(
     target: Target, line: str | None, forwards: Sequence[str] = (), terminal: bool = False, program: str = "ssh"
 ) -> list[str]:
@@ -284,7 +272,6 @@ def _lookup(name: str) -> Mapping[str, Any]:
     file = _config_file()
     if not file.exists():
         return {}
-    load_paramiko()
     import paramiko
 
     try:

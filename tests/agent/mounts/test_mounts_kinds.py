@@ -136,31 +136,6 @@ def test_what_commands_say_is_explained(volume: dict[str, Any], said: str, sente
     assert explained.startswith(sentence) and bool(sentence) == bool(explained)
 
 
-@needs_root
-@pytest.mark.parametrize(
-    ("volume", "program", "code"),
-    [
-        (cifs_volume(endpoint="https://127.0.0.1"), "mount.cifs", ("AZFMountError", -1)),
-        (nfs_volume(source="127.0.0.1:/none"), "mount", ("NFSMountError", 32)),
-    ],
-    ids=["cifs", "nfs"],
-)
-def test_what_the_kernel_refuses(make_node: Any, volume: dict[str, Any], program: str, code: tuple[str, int]) -> None:
-    if shutil.which(program) is None:
-        pytest.skip(f"{program} is not installed")
-    node = make_node([volume], {"key": KEY} if "endpoint" in volume else {})
-    failure = node.failure()
-    assert (failure.code, failure.exit_code) == code
-    assert f"volume '{volume['path']}' ({volume['name']}) can't be mounted on node-0" in str(failure)
-    assert failure.tail and KEY not in failure.reason()
-    assert [path for path in node.root.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()] == []
-
-
-def test_cifs_wants_a_key(make_node: Any) -> None:
-    for credentials in ({"sas": "sv=1&sig=geheim"}, None):
-        assert "SMB needs the account key, and a SAS can't do it" in str(make_node([cifs_volume()], credentials).failure())
-
-
 def test_the_credentials_file(tmp_path: Path) -> None:
     path = tmp_path / "smb"
     write_credentials(str(path), "acct", KEY)
