@@ -51,7 +51,6 @@ class Piece(NamedTuple):
     """Result of one ranged read.
 
     Attributes:
-        data: the bytes.
         etag: which content of the file they are of.
         size: bytes of the whole file.
     """
@@ -395,10 +394,6 @@ class AzureFilesShare:
 
 class AzureShares:
     """The file shares of a storage account.
-
-    Args:
-        account: its name.
-        endpoint: its file service.
 
     Raises:
         ShareError: what opens it can't be used.

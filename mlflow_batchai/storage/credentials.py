@@ -63,7 +63,6 @@ class Connection(NamedTuple):
 
     Attributes:
         account: its name, in small letters.
-        credential: what opens it.
         endpoint: its file service, without a slash at its end; None: the public cloud's.
     """
 
@@ -119,7 +118,6 @@ def at(endpoint: str, account: str, service: str = "file", share: str = "") -> C
 
     Args:
         service: ``file`` or ``blob``.
-        share: as ``find`` takes it.
 
     Raises:
         ShareError: the account is not known to be there; or as ``find``.

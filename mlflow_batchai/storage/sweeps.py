@@ -34,11 +34,7 @@ def _clock() -> float:
 
 
 class Sweep:
-    """The right to remove staged files for a minute. Several at once do no harm.
-
-    Args:
-        clock: seconds.
-    """
+    """The right to remove staged files for a minute. Several at once do no harm."""
 
     def __init__(self, share: Share, clock: Callable[[], float] = _clock) -> None:
         self._share = share

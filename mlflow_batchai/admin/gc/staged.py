@@ -23,7 +23,6 @@ def find(share: Share, found: Sequence[str], going: Collection[str], age: Age) -
     """One item for all staged files that no job will name when some job folders have gone; none if there are no such files.
 
     Args:
-        found: all job folders of the share.
         going: those that go first.
 
     Raises:

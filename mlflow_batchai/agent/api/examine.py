@@ -68,7 +68,6 @@ def training(python: str, seconds: float) -> Answer:
 
     Args:
         python: as the cluster document names it.
-        seconds: how long that may take.
 
     Returns:
         ``path`` (None: there is no such program) and either ``trouble``, a few words on why it said nothing, or

@@ -94,7 +94,6 @@ def create(
     """The whole command that starts the container.
 
     Args:
-        container: the plan's.
         image: name or id of the image that is on the node.
         environment: what all processes in it get besides the image's own; nothing secret.
         user: ``uid:gid``.
@@ -164,16 +163,13 @@ class Container:
     daemon that is root's, where the agent is not, they run as the node's user, who could not clear the node else.
 
     Args:
-        container: the plan's.
         credentials: ``username`` and ``password`` of the registry, or None.
-        gpus: the node's.
         check: raises if the attempt is to end.
 
     Attributes:
         base: the environment that every process in it has: the image's, and our folder behind its PATH.
         python: the image's interpreter, empty if it has none.
         shell: ``bash``, or ``sh`` where the image has none.
-        identity: the image's id.
         first: pid, on the node, of what keeps it alive; 0 if that isn't known.
     """
 

@@ -34,7 +34,6 @@ class Differences(NamedTuple):
         config: the option by which a login of our own is kept in a folder.
         config_is_first: whether that stands before the verb.
         by_daemon: whether a daemon runs containers, maybe with more rights than ours, and GPUs are known to it by UUID.
-        remove: options of ``rm``.
     """
 
     probe: list[str]
@@ -88,11 +87,7 @@ class Engine(NamedTuple):
 
 
 def look(environment: Mapping[str, str]) -> tuple[Engine | None, list[str]]:
-    """The engine of this node (docker if its daemon answers, else podman), and why those that come before it don't work.
-
-    Args:
-        environment: the node's.
-    """
+    """The engine of this node (docker if its daemon answers, else podman), and why those that come before it don't work."""
     reasons: list[str] = []
     for name, differs in DIFFERENCES.items():
         program = shutil.which(name, path=environment.get("PATH", os.defpath))
@@ -172,7 +167,6 @@ def remember(root: str, engine: Engine, name: str, mark: str, login: str) -> Non
     """Write down a container that is about to be made.
 
     Args:
-        mark: the job's.
         login: the folder in which the registry's password is while the image is pulled.
     """
     # Where the daemon is, and its storage: who removes the container may have been started elsewhere.
@@ -194,7 +188,6 @@ def sweep(root: str, mark: str | None = None) -> str | None:
     """Remove what a job has left of its container, and its registry's password; nothing to do is fine.
 
     Args:
-        root: the node's own folder.
         mark: only that job's; None: whichever it was (its agent is dead, and we have the node).
 
     Returns:

@@ -48,8 +48,6 @@ class Steps(NamedTuple):
     Attributes:
         attempt: runs one command (argv, what it is for people) to its end, its output in the preparation's log.
         must: the same; raises Failure unless it succeeds.
-        say: tells people what is going on.
-        variables: the environment that the commands see.
     """
 
     attempt: Callable[[list[str], str], Task]
@@ -65,7 +63,6 @@ def install(layout: NodeLayout, python: str, framework: str, requirements: list[
     framework's version. The first one that passes stays.
 
     Args:
-        python: the environment's interpreter.
         framework: ``tensorflow`` or ``torch``.
         requirements: the project's requirement lines for Horovod.
 

@@ -26,7 +26,6 @@ class Machine:
         disk: a folder on the disk that the node's jobs fill.
         proc: ``/proc``.
         links: a folder with an entry for each network interface.
-        clock: seconds.
     """
 
     def __init__(
@@ -100,7 +99,6 @@ class JobProcesses:
     Args:
         ancestor: pid of the process above them; it is not counted itself.
         others: pids of more of them, which have another parent (in a container).
-        clock: seconds.
     """
 
     def __init__(

@@ -43,13 +43,10 @@ class Kind(NamedTuple):
 
     Attributes:
         command: its argv, a pure function of the volume, the mount point and the mount's own folder.
-        host: the server that a volume lies on.
         said: what the command says, as a regular expression -> what it means and what to do.
         seconds: for how long it may take.
         system: the kernel's name of such file systems, where ``mount.{system}`` has to be there.
-        name: that of the protocol.
         package: Debian's package with that program.
-        port: the server's.
         instead: what else could be done, as the end of a sentence.
     """
 

@@ -63,7 +63,6 @@ class Mount:
     """One volume on this node: ``start``, then ``poll`` until it is there, in the end ``undo``.
 
     Attributes:
-        target: where it is mounted.
         folder: its own folder on the node's disk.
         seconds: for how long ``poll`` may say that it isn't there yet.
         task: the process that mounts it; None: none was started.

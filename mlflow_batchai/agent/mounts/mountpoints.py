@@ -177,7 +177,6 @@ def sweep(root: str, ours: bool = False) -> list[str]:
     Nothing is done while an agent lives that has the node; none can take it meanwhile.
 
     Args:
-        root: the node's own folder.
         ours: whether the caller is that agent.
 
     Returns:

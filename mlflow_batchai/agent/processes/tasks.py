@@ -61,7 +61,6 @@ class Task:
 
     Attributes:
         name: for people (``rank 3``).
-        rank: the rank's number, or None.
         status: wait status once it was reaped, else None.
         tail: its last lines, of both streams, as text.
     """

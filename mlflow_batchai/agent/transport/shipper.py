@@ -50,11 +50,7 @@ AGAIN_SECONDS = 15.0
 
 
 class Unhurried:
-    """Records that nobody waits for: they leave with others, and alone only after a while. For several threads.
-
-    Args:
-        clock: seconds.
-    """
+    """Records that nobody waits for: they leave with others, and alone only after a while. For several threads."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -94,7 +90,6 @@ class Resend:
 
     Args:
         sizes: given a sequence, the bytes of each of the agent's event files from that one on.
-        send: writes one.
     """
 
     def __init__(self, sizes: Callable[[int], dict[int, int]], send: Callable[[int, list[Record]], object]) -> None:
@@ -133,7 +128,6 @@ class Shipper(threading.Thread):
     """Moves records and output between this agent and the share.
 
     Args:
-        layout: the job on this node.
         peers: nodes whose segments this agent reads (node 0: all others; others: node 0).
         before: what ``sent`` said of the shipper that this one goes on for.
 

@@ -36,7 +36,6 @@ class Target:
 
     Attributes:
         name: as the user wrote it.
-        host, port, user: where, and as whom.
         key_files: private keys to offer, in this order; ``explicit_keys``: the user named the one, so it must be usable.
         known_hosts: files with host keys; lines to add go to the first.
         host_key_alias: the name under which they hold this machine's key, if it isn't its host and port.
