@@ -114,10 +114,6 @@ def _nfs(volume: Volume, target: str, folder: str) -> list[str]:
     return _as_root(["mount", "-t", "nfs", *(["-o", volume.options] if volume.options else []), "--", volume.source, target])
 
 
-def _bind(volume: Volume, target: str, folder: str) -> list[str]:
-    return ["mount", "--bind", "--", volume.source, target]
-
-
 def _shell(volume: Volume, target: str, folder: str) -> list[str]:
     """``mountCommand`` is shell text, as on Batch AI; the path is an argument and never becomes any."""
     # YAML's block texts end with a newline, which would end the command before its path.
@@ -167,7 +163,7 @@ KINDS = {
         port=2049,
     ),
     "bind": Kind(
-        _bind,
+        lambda volume, target, folder: ["mount", "--bind", "--", volume.source, target],
         said=(
             (
                 "permission denied|must be superuser",
