@@ -344,13 +344,6 @@ def test_a_jump_host_that_fails_is_named_beside_the_node(nodes, reach):
     assert [text for text in map(str, answers.values()) if "jump host 127.0.0.16" not in text] == [] and len(answers) == 3
 
 
-def test_an_unknown_jump_host(nodes, reach, tmp_path):
-    known = tmp_path / "known"
-    known.write_text("".join(line for line in nodes.known_hosts.read_text().splitlines(True) if "127.0.0.12" in line))
-    text = problem(reach(nodes[1], jump=f"127.0.0.11:{nodes.port}", known_hosts=known), HostKeyError)
-    assert text.endswith(f"ssh-keyscan -p {nodes.port} 127.0.0.11 >> {known}")
-
-
 def test_a_proxy_command(nodes, reach, home):
     way = shlex.join(
         ["ssh", "-F", "none", "-i", str(nodes.key_file), "-o", f"UserKnownHostsFile={nodes.known_hosts}", "-p", str(nodes.port)]
@@ -519,23 +512,6 @@ def test_an_alias_and_the_name_without_a_port(nodes, reach, home, tmp_path):
 # Logging in
 
 
-@pytest.mark.parametrize(
-    ("name", "problems"),
-    [
-        ("absent", "is not there; correct the path"),
-        ("folder", "can't be read: Is a directory"),
-        ("junk", "holds no private key that can be used"),
-        ("key.pub", "is the public half; name the private one, {folder}/key"),
-    ],
-)
-def test_a_key_file_that_is_none(nodes, reach, tmp_path, name, problems):
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "junk").write_text("hello")
-    make_key(tmp_path / "key")
-    text = problem(reach(nodes[0], key_file=tmp_path / name), LoginError)
-    assert f"the key file {tmp_path / name} {problems.format(folder=tmp_path)}" in text
-
-
 @pytest.fixture
 def locked(nodes, tmp_path):
     """A key with a passphrase that the first node lets in."""
@@ -631,17 +607,3 @@ def test_a_file_that_the_node_refuses(nodes, reach, path):
         ClusterError, match=rf"^node 127.0.0.11 .*: {path} can't be written: .*; check that \w+ may write there"
     ):
         reach(nodes[0]).put(path, b"x")
-
-
-def test_a_full_disk(nodes, reach):
-    folder = nodes[0].home / "small"
-    folder.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"can't mount a small disk: {done.stderr}")
-    try:
-        with pytest.raises(ClusterError, match=r"small/file can't be written: .*No space left on device"):
-            reach(nodes[0]).put("small/file", b"x" * 5_000_000)
-        assert list(folder.iterdir()) == []
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
