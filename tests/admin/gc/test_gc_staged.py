@@ -30,6 +30,7 @@ def test_what_no_job_names(control: Any) -> None:
         tools={"rclone": {"machine": "x86_64", "sha256": tool, "size": 10}},
     )
     control.share.write(f"{TREES}/0123", b"all there")
+    control.aged(f"{TREES}/0123", 31)
     (item,) = look(control)
     assert (item.path, item.size, item.reason) == (f"{control.share.url}/{OBJECTS}", 10, "1 file that no job names")
     assert item.modified == pytest.approx(time.time() - 31 * DAY, abs=60)
