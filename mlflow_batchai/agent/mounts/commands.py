@@ -1,4 +1,4 @@
-"""Volumes that one command mounts: a table of SMB, NFS, bind mounts and a document's own command.
+"""Volumes that one command mounts: a table of SMB, NFS and a document's own command.
 
 SMB's options: Microsoft's documentation "Mount SMB Azure file shares on Linux". ``closetimeo`` is left to the kernel's default
 (1 s): older kernels refuse an option that they don't know.
@@ -162,15 +162,6 @@ KINDS = {
         package="nfs-common",
         port=2049,
     ),
-    "bind": Kind(
-        lambda volume, target, folder: ["mount", "--bind", "--", volume.source, target],
-        said=(
-            (
-                "permission denied|must be superuser",
-                "the agent is root and may not mount all the same (a container without CAP_SYS_ADMIN?)",
-            ),
-        ),
-    ),
     "command": Kind(_shell, seconds=60.0),
 }
 
@@ -191,8 +182,6 @@ class CommandMount(Mount):
             )
         if by_smb and "," in self.folder:
             raise self.failure(f"mount.cifs can't read a credentials file in {self.place.layout.root}: its path has a comma")
-        if self.volume.mounted_by == "bind":
-            self.check_source()
         self.make_target()
         self.make_folder()
         if by_smb:

@@ -78,7 +78,6 @@ NFS_OPTIONS = "vers=4.1,ro; reboot"
         ),
         (nfs_volume(), ["mount", "-t", "nfs", "--", "fs:/export", "/t"]),
         (nfs_volume(options=NFS_OPTIONS), ["mount", "-t", "nfs", "-o", NFS_OPTIONS, "--", "fs:/export", "/t"]),
-        (cifs_volume(how="bind", source="/s"), ["mount", "--bind", "--", "/s", "/t"]),
         (command_volume("mount \\\n none\n"), ["bash", "-c", 'mount \\\n none "$1"', "mount", "/t"]),
     ],
 )
@@ -168,38 +167,22 @@ def test_an_smb_server_takes_the_credentials(tmp_path: Path) -> None:
         assert "NT_STATUS_LOGON_FAILURE" in done.stdout + done.stderr
 
 
-@needs_root
-def test_bind(make_node: Any, tmp_path: Path) -> None:
-    source = tmp_path / "mounted 'share'"
-    source.mkdir()
-    (source / "file").write_text("precious")
-    volume = cifs_volume(how="bind", source=str(source))
-    node = make_node([volume])
-    node.mounts.mount_all()
-    assert mountpoints.at(str(node.targets[0]))
-    (node.targets[0] / "new").write_text("x")
-    node.close()
-    assert not node.targets[0].exists()
-    assert sorted(path.name for path in source.iterdir()) == ["file", "new"]
-    shutil.rmtree(source)
-    assert "is not a directory there" in str(make_node([volume]).failure())
-    assert str(tools.missing(read(Volume, volume))).startswith(f"{source} is not a directory")
-
-
 @pytest.mark.parametrize("scope", ["job", "cluster"])
-def test_bind_without_root_is_a_link(make_node: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scope: str) -> None:
+def test_what_nodes_have_mounted_is_linked(make_node: Any, tmp_path: Path, scope: str) -> None:
     source = tmp_path / "share"
     source.mkdir()
     (source / "file").write_text("precious")
-    node = make_node([cifs_volume(how="bind", source=str(source), scope=scope)])
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "geteuid", lambda: 1000)
-        node.mounts.mount_all()
+    volume = cifs_volume(how="bind", source=str(source), scope=scope)
+    node = make_node([volume])
+    node.mounts.mount_all()
     assert (node.targets[0] / "file").read_text() == "precious"
     assert node.targets[0].is_symlink()
     node.close()
     assert not os.path.lexists(node.targets[0])
     assert (source / "file").exists()
+    shutil.rmtree(source)
+    assert "is not a directory there" in str(make_node([volume]).failure())
+    assert str(tools.missing(read(Volume, volume))).startswith(f"{source} is not a directory")
 
 
 @needs_root
