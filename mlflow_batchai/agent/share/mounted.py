@@ -28,9 +28,6 @@ class MountedShare(ControlShare):
         self._job = "/"
         self._seen: tuple[int, int] | None = None
 
-    def close(self) -> None:
-        """Nothing is kept open."""
-
     def where(self, path: str) -> str:
         return os.path.join(self.root, *path.split("/")) if path else self.root
 
@@ -201,15 +198,6 @@ class NamedFiles(Attempt):
     @property
     def longest_silence(self) -> float:
         return self.heartbeat_seconds
-
-    def hasty(self) -> None:
-        """Do nothing: the file system itself decides how long it tries."""
-
-    def look(self) -> None:
-        """Every reading looks."""
-
-    def pace(self, phase: str) -> None:
-        """There is one pace: that of the thread that asks."""
 
     def read(self, marker: str, path: str) -> Record | None:
         return self._share.read_closed(path)

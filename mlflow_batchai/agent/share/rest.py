@@ -288,6 +288,3 @@ class RestLogFile(LogFile):
         else:
             self._share.put(self._path, self._size, data)
         self._size += len(data)
-
-    def close(self) -> None:
-        """There is nothing to close."""
