@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
+from mlflow_batchai.agent.azure_errors import moment
 from mlflow_batchai.config import home, settings
 from mlflow_batchai.errors import DocumentError, ShareError
 from mlflow_batchai.storage.location import AzureLocation, account_of, parse
@@ -238,12 +239,7 @@ def check_sas(sas: str, location: AzureLocation) -> None:
 
 def expiry(sas: str) -> datetime | None:
     """When a SAS ends by what it says itself; None if it doesn't."""
-    text = parse_qs(sas).get("se", [""])[0]
-    try:
-        end = datetime.fromisoformat(text.replace("Z", "+00:00"))
-    except ValueError:
-        return None
-    return end if end.tzinfo else end.replace(tzinfo=timezone.utc)
+    return moment(parse_qs(sas).get("se", [""])[0])
 
 
 def _checked(account: str, found: Credential, source: str = "") -> Credential:
