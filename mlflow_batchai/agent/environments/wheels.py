@@ -123,6 +123,8 @@ def _copied(share: str, name: str, target: str) -> str | None:
     os.makedirs(os.path.dirname(target), exist_ok=True)
     try:
         with safeopen.open_file(share, name) as file, open(target, "wb") as copy:
+            if os.fstat(file.fileno()).st_size > MOST_BYTES:
+                return None
             for block in iter(lambda: file.read(1 << 20), b""):
                 digest.update(block)
                 if copy.tell() + copy.write(block) > MOST_BYTES:
