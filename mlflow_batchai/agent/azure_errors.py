@@ -165,13 +165,14 @@ def time_trouble(sas: str, date: str) -> str:
     except (TypeError, ValueError, IndexError):
         now = datetime.now(timezone.utc)
     start, end = (parse_qs(sas).get(name, [""])[0] for name in ("st", "se"))
-    starts, ends = _moment(start), _moment(end)
+    starts, ends = moment(start), moment(end)
     if ends and ends <= now:
         return f"has expired (it ended at {end})"
     return f"is not valid before {start}" if starts and starts > now else ""
 
 
-def _moment(text: str) -> datetime | None:
+def moment(text: str) -> datetime | None:
+    """A time as Azure writes it, in UTC if it names no zone; None: it is none."""
     # Azure's have up to seven digits behind the point; Python before 3.11 reads three or six.
     text = re.sub(r"\.(\d+)", lambda match: f".{match.group(1)[:6]:0<6}", text)
     try:

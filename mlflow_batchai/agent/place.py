@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import uuid
@@ -12,7 +11,7 @@ from typing import Any, Callable
 from mlflow_batchai.agent import boot
 from mlflow_batchai.agent.mounts import mountpoints
 from mlflow_batchai.agent.processes import proc
-from mlflow_batchai.agent.reservation import agents
+from mlflow_batchai.agent.reservation import agents, locks
 from mlflow_batchai.agent.share import open_control
 from mlflow_batchai.agent.share.base import ControlError
 
@@ -82,8 +81,7 @@ def set_queue_node(root: str, keeper: str) -> None:
         OtherQueueError: a job that is in another one has the node, or waits for it: the two would wait for each other.
     """
     path = os.path.join(root, "keeper")
-    with open(path + ".lock", "a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locks.held(path + ".lock"):
         known = _read(path)
         if known == keeper:
             return

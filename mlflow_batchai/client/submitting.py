@@ -41,7 +41,6 @@ from mlflow_batchai.plan import projects
 from mlflow_batchai.plan.prepared import Prepared
 from mlflow_batchai.plan.volumes import check_volumes
 from mlflow_batchai.storage.objects import upload
-from mlflow_batchai.storage.sweeps import settle
 from mlflow_batchai.tracking import experiments, index, runs
 from mlflow_batchai.tracking.runs import Tracking
 
@@ -136,7 +135,6 @@ def create(
             share.write(paths.code, protocol.encode([prepared.changes]))
         signed = signing.sign(paths.plan, plan.record())
         share.write(paths.plan, protocol.encode([signed]))
-        settle(share, sets)
         told = {
             "variables": prepared.secrets,
             "share": share_secret(cluster.location, prepared.seconds),

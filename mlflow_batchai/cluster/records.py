@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import uuid
@@ -13,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from mlflow_batchai.agent.reservation import locks
 from mlflow_batchai.config import home
 from mlflow_batchai.documents.cluster import ClusterRecord
 from mlflow_batchai.documents.model import parse
@@ -79,18 +79,13 @@ def locked(name: str, say: Callable[[str], None]) -> Iterator[None]:
         ClusterError: there is no place for the lock.
     """
     path = home() / "locks" / f"cluster-{name}"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # It stays: a lock that was removed is not the one that others wait for.
-        file = path.open("a")
-    except OSError as error:
-        raise ClusterError(f"{path} can't be written: {error.strerror}") from error
-    with file:
+    busy = f"cluster '{name}' is just being changed by another command; waiting for it"
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"cluster '{name}' is just being changed by another command; waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locks.held(str(path), lambda: say(busy)))
+        except OSError as error:
+            raise ClusterError(f"{path} can't be written: {error.strerror}") from error
         yield
 
 

@@ -13,14 +13,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from . import gpus
-from .environment import build_environment, cache_key, cache_root, parallel_jobs, wheel_pattern
+from .environment import build_environment, cache_key, cache_root, wheel_pattern
 from .gpus import Target, choose
 from .interpreter import FRAMEWORKS, HorovodBuildError, Interpreter, check_programs, probe
 from .pip import Pip, missing_tools, pip_command
@@ -28,6 +27,8 @@ from .source import HOROVOD_VERSION, PATCHES, SDIST_SHA256, apply_patches, unpac
 
 # A first import of a framework from a slow disk, and a GPU's first use.
 _TRIAL_SECONDS = 600.0
+# Memory that one compiler takes at most.
+_COMPILER_BYTES = 2 << 30
 _MARK = "batchai-wheel "
 _OPERATIONS = {"gloo": "gloo", "mpi": "MPI", "nccl": "NCCL", "cuda": "CUDA", "rocm": "ROCm"}
 
@@ -74,7 +75,7 @@ def build(
         python: path or name of the interpreter the wheel is for.
         framework: "tensorflow" or "torch".
         out: folder that gets a copy, made if it isn't there; the result is then the copy's path.
-        progress: called with a few words whenever there is news ("compiling 42 %"), at last with what took how long.
+        progress: called with a few words whenever there is news ("compiling 42 %"), at last with what the wheel can do.
         gpu: whether it is to be for GPUs, with NCCL (PyTorch only); None: where PyTorch is one for CUDA and this
             machine has a GPU.
         architectures: compute capabilities ("90") to build for; by default those of this machine's GPUs.
@@ -93,7 +94,7 @@ def build(
             if target is None and gpu is None and interpreter.cuda:
                 why = gpus.installed(os.environ)[1]
                 progress(f"for CPUs only, for there is no GPU here ({why}); --cuda-arch names those elsewhere")
-            wheel = _wheel_in(folder) or _build_into(folder, interpreter, target, archive, _Timed(progress))
+            wheel = _wheel_in(folder) or _build_into(folder, interpreter, target, archive, progress)
     if out is None:
         return str(wheel)
     there = Path(out).expanduser().absolute()
@@ -142,26 +143,9 @@ def each_step(show: Callable[[str], None]) -> Callable[[str], None]:
     return tell
 
 
-class _Timed:
-    """Passes progress on, and knows what each kind of step took ("fetching", "compiling", ...)."""
-
-    def __init__(self, progress: Callable[[str], None]) -> None:
-        self._progress = progress
-        self._begun: list[tuple[str, float]] = []
-
-    def __call__(self, text: str) -> None:
-        self._begun.append((text.partition(" ")[0], time.monotonic()))
-        self._progress(text)
-
-    def end(self, text: str) -> None:
-        """Pass on the last words, with the seconds."""
-        spent: dict[str, float] = {}
-        for (step, begun), (_, ended) in zip(self._begun, [*self._begun[1:], ("", time.monotonic())]):
-            spent[step] = spent.get(step, 0.0) + ended - begun
-        self._progress(f"{text} ({', '.join(f'{step} {seconds:.0f} s' for step, seconds in spent.items())})")
-
-
-def _build_into(folder: Path, interpreter: Interpreter, target: Target | None, archive: Path | None, progress: _Timed) -> Path:
+def _build_into(
+    folder: Path, interpreter: Interpreter, target: Target | None, archive: Path | None, progress: Callable[[str], None]
+) -> Path:
     check_programs(interpreter, os.environ)
     parts = gpus.find(target, interpreter, os.environ) if target else None
     command = pip_command(interpreter)
@@ -177,7 +161,8 @@ def _build_into(folder: Path, interpreter: Interpreter, target: Target | None, a
         stack.enter_context(_io_errors(f"The folder for builds {tempfile.gettempdir()} (set TMPDIR for another)"))
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="horovod-build-")))
         tools = work / "tools"
-        jobs = parallel_jobs(len(os.sched_getaffinity(0)), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        jobs = max(1, min(len(os.sched_getaffinity(0)), memory // _COMPILER_BYTES))
         arranged = gpus.arrange(parts, work) if parts else None
         environment = build_environment(interpreter, os.environ, str(tools), jobs, target, arranged)
         log.write_text(f"Horovod {HOROVOD_VERSION} for {interpreter}\n{target}, {parts}\n", encoding="utf-8")
@@ -199,7 +184,7 @@ def _build_into(folder: Path, interpreter: Interpreter, target: Target | None, a
             raise HorovodBuildError(f"pip made no Horovod wheel and told of no error; its log is {log}.")
         progress("trying the wheel")
         nccl = environment.get("HOROVOD_GPU_OPERATIONS") == "NCCL" and target is not None
-        progress.end(try_wheel(made, interpreter, os.environ, nccl, log, tools))
+        progress(try_wheel(made, interpreter, os.environ, nccl, log, tools))
         with _io_errors(f"The cache of Horovod wheels {folder.parent}"):
             kept = _copy(made, folder)
             log.unlink()

@@ -121,11 +121,6 @@ def build_environment(
     return result
 
 
-def parallel_jobs(cores: int, memory: int) -> int:
-    """Number of compilers for so many cores and bytes of memory; one takes up to 2 GiB."""
-    return max(1, min(cores, memory // (2 << 30)))
-
-
 def wheel_pattern() -> str:
     """Glob pattern of the wheel's file name (a local version may follow the version)."""
     return f"horovod-{HOROVOD_VERSION}*.whl"

@@ -73,7 +73,6 @@ class DirectoryShares:
 
     Args:
         within: where they lie; what is made is as open to others as its root.
-        path: the account's folder there.
     """
 
     def __init__(self, within: DirectoryShare, path: str) -> None:

@@ -12,15 +12,14 @@ import ssl
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
-from typing import Any
 from urllib.parse import urlsplit
 
 import requests
 from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError, ServiceResponseError
 
-from mlflow_batchai.agent.azure_errors import FULL, NOT_PERMITTED
+from mlflow_batchai.agent.azure_errors import FULL, NOT_PERMITTED, time_trouble
 from mlflow_batchai.errors import ShareError, ShareMissingError, ShareNotFoundError
-from mlflow_batchai.storage.credentials import Credential, expiry
+from mlflow_batchai.storage.credentials import Credential
 from mlflow_batchai.storage.location import AzureLocation
 
 LARGEST_SKEW_SECONDS = 600.0
@@ -136,20 +135,14 @@ def code_of(error: HttpResponseError) -> str:
 
 def _of_time(error: HttpResponseError, credential: Credential) -> str | None:
     """Explain a refusal that has to do with time, if it has."""
-    now = datetime.now(timezone.utc)
+    date = getattr(error.response, "headers", {}).get("Date", "")
     with contextlib.suppress(TypeError, ValueError):
-        ahead = (now - parsedate_to_datetime(getattr(error.response, "headers", {}).get("Date", ""))).total_seconds()
+        ahead = (datetime.now(timezone.utc) - parsedate_to_datetime(date)).total_seconds()
         if abs(ahead) > LARGEST_SKEW_SECONDS:
             way = "ahead of" if ahead > 0 else "behind"
             return f"this machine's clock is {abs(ahead) / 60:.0f} minutes {way} the service's; set it right"
-    end = expiry(credential.sas) if credential.sas else None
-    if end is not None and end <= now:
-        return f"the SAS of storage account '{{account}}' expired at {end:%Y-%m-%d %H:%M} UTC; make a new one"
-    # This text may hold parts of the request: it is looked at, and never shown.
-    info: dict[str, Any] = getattr(error, "additional_info", None) or {}
-    if "not valid in the specified time frame" in str(info.get("authenticationerrordetail", "")):
-        return "the SAS of storage account '{account}' is not valid now; make a new one"
-    return None
+    why = time_trouble(credential.sas, date) if credential.sas else ""
+    return f"the SAS of storage account '{{account}}' {why}; make a new one" if why else None
 
 
 def of_network(location: AzureLocation, path: str, error: BaseException) -> ShareError:

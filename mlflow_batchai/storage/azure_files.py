@@ -13,13 +13,13 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TypeVar, cast
 
 from azure.core.exceptions import HttpResponseError, ResourceModifiedError, ServiceResponseError
 
+from mlflow_batchai.agent.azure_errors import moment
 from mlflow_batchai.agent.protocol import LONGEST_SEGMENT
 from mlflow_batchai.errors import ShareError, ShareMissingError, ShareNotFoundError
 from mlflow_batchai.storage import credentials
@@ -51,7 +51,6 @@ class Piece(NamedTuple):
     """Result of one ranged read.
 
     Attributes:
-        data: the bytes.
         etag: which content of the file they are of.
         size: bytes of the whole file.
     """
@@ -228,12 +227,12 @@ class AzureFilesShare:
         full = self._full(path)
         try:
             with self._errors(full):
-                found = [
-                    Entry(
-                        one.name, int(getattr(one, "size", None) or 0), bool(one.is_directory), _modified(one.last_write_time)
-                    )
-                    for one in self._share.get_directory_client(full).list_directories_and_files(include=["timestamps"])
-                ]
+                found = []
+                for one in self._share.get_directory_client(full).list_directories_and_files(include=["timestamps"]):
+                    # Its Last-Modified changes with its attributes, too.
+                    written = moment(str(one.last_write_time))
+                    size = int(getattr(one, "size", None) or 0)
+                    found.append(Entry(one.name, size, bool(one.is_directory), written.timestamp() if written else None))
         except ShareNotFoundError:
             return []
         return sorted(entry for entry in found if not entry.name.startswith(TEMPORARY) and entry.name != STRAY)
@@ -396,10 +395,6 @@ class AzureFilesShare:
 class AzureShares:
     """The file shares of a storage account.
 
-    Args:
-        account: its name.
-        endpoint: its file service.
-
     Raises:
         ShareError: what opens it can't be used.
     """
@@ -443,13 +438,3 @@ class AzureShares:
     def open(self, share: str) -> AzureFilesShare:
         """One of them; ShareMissingError when it is first used, if there is none."""
         return AzureFilesShare(self._location._replace(share=share))
-
-
-def _modified(written: object) -> float | None:
-    """When an entry of a listing was last written; its Last-Modified changes with its attributes, too."""
-    text = str(written)
-    try:
-        # Azure has seven digits after the point, which not every Python reads.
-        return datetime.fromisoformat(f"{text[:19]}+00:00").timestamp() + float(f"0{text[19:].rstrip('Z')}")
-    except ValueError:
-        return None

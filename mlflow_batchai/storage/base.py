@@ -21,7 +21,6 @@ class Entry(NamedTuple):
     Attributes:
         name: without its path.
         size: bytes; 0 for a directory.
-        is_directory: whether it is one.
         modified: when it was last written, in seconds since the epoch; None where the service doesn't say.
     """
 
@@ -35,7 +34,6 @@ class ShareEntry(NamedTuple):
     """One file share of a storage account.
 
     Attributes:
-        name: of the share.
         quota: how much it may hold, in GiB; None: as much as the disk has.
         modified: when it was last changed itself, in seconds since the epoch.
     """

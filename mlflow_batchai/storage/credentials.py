@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
+from mlflow_batchai.agent.azure_errors import moment
 from mlflow_batchai.config import home, settings
 from mlflow_batchai.errors import DocumentError, ShareError
 from mlflow_batchai.storage.location import AzureLocation, account_of, parse
@@ -63,7 +64,6 @@ class Connection(NamedTuple):
 
     Attributes:
         account: its name, in small letters.
-        credential: what opens it.
         endpoint: its file service, without a slash at its end; None: the public cloud's.
     """
 
@@ -119,7 +119,6 @@ def at(endpoint: str, account: str, service: str = "file", share: str = "") -> C
 
     Args:
         service: ``file`` or ``blob``.
-        share: as ``find`` takes it.
 
     Raises:
         ShareError: the account is not known to be there; or as ``find``.
@@ -240,12 +239,7 @@ def check_sas(sas: str, location: AzureLocation) -> None:
 
 def expiry(sas: str) -> datetime | None:
     """When a SAS ends by what it says itself; None if it doesn't."""
-    text = parse_qs(sas).get("se", [""])[0]
-    try:
-        end = datetime.fromisoformat(text.replace("Z", "+00:00"))
-    except ValueError:
-        return None
-    return end if end.tzinfo else end.replace(tzinfo=timezone.utc)
+    return moment(parse_qs(sas).get("se", [""])[0])
 
 
 def _checked(account: str, found: Credential, source: str = "") -> Credential:

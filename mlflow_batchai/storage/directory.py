@@ -115,6 +115,7 @@ class DirectoryShare:
         with self._errors(path), self._listed(path) as folder, os.scandir(folder) as found:
             entries = []
             for entry in found:
+                # A name that is gone by now must not hide the others.
                 with contextlib.suppress(FileNotFoundError):
                     entry.stat(follow_symlinks=False)  # which is kept, and can't be had later
                     entries.append(entry)
@@ -213,20 +214,16 @@ class DirectoryShare:
                 os.fchmod(made, wanted)
 
     def list(self, path: str) -> list[Entry]:
-        entries = []
         try:
-            with self._errors(path), self._listed(path) as folder, os.scandir(folder) as found:
-                for entry in found:
-                    # A name that is gone by now must not hide the others.
-                    with contextlib.suppress(FileNotFoundError):
-                        if not entry.name.startswith(TEMPORARY):
-                            is_directory, status = entry.is_dir(follow_symlinks=False), entry.stat(follow_symlinks=False)
-                            entries.append(
-                                Entry(entry.name, 0 if is_directory else status.st_size, is_directory, status.st_mtime)
-                            )
+            found = [entry for entry in self.scan(path) if not entry.name.startswith(TEMPORARY)]
         except (ShareNotFoundError, _NoDirectoryError):
             return []
-        return sorted(entries)
+        folders = {entry.name for entry in found if entry.is_dir(follow_symlinks=False)}
+        stats = {entry.name: entry.stat(follow_symlinks=False) for entry in found}
+        return [
+            Entry(name, 0 if name in folders else status.st_size, name in folders, status.st_mtime)
+            for name, status in stats.items()
+        ]
 
     def delete(self, path: str) -> None:
         with contextlib.suppress(ShareNotFoundError), self._errors(path):

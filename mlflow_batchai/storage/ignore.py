@@ -48,7 +48,6 @@ class IgnoreRules:
     Args:
         folder: where its ignore files lie.
         above: the rules of the folder that it lies in.
-        name: its name there.
 
     Raises:
         ProjectError: an ignore file can't be read.

@@ -21,8 +21,6 @@ class AzureLocation(NamedTuple):
     Attributes:
         endpoint: the account's file service, without a slash at its end: ``https://acct.file.core.windows.net``, and for a
             server that is named by its IP address (or localhost) with the account: ``http://127.0.0.1:10004/acct``.
-        account: the storage account.
-        share: the share's name.
         folder: a path in it, with ``/``; empty for all of it.
     """
 

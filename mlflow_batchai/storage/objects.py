@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, NoReturn, TypeVar
 
 from mlflow_batchai.agent.plan import CodeFile
-from mlflow_batchai.agent.protocol import OBJECTS, TREES, encode, object_path
+from mlflow_batchai.agent.protocol import OBJECTS, TREES, TornFileError, decode, encode, now_ms, object_path
 from mlflow_batchai.errors import ProjectError
 from mlflow_batchai.storage.base import Share, job_file
 from mlflow_batchai.storage.ignore import IgnoreRules
@@ -28,6 +28,9 @@ BLOCK = 1 << 20
 # Files of more bytes are sent one after the other: a share sends pieces of each at once.
 LARGE = 4 << 20
 JUST_NOW_NS = 3_000_000_000
+# What was sent longer ago is sent again, so that its age tells that nobody uses it: `batchai gc` leaves what was sent since
+# ``STAYS_SECONDS``. A set is believed to lie there for as long again, and a submit has the rest of the time to write its plan.
+FRESH_SECONDS, STAYS_SECONDS = 7 * 86400.0, 21 * 86400.0
 
 Progress = Callable[[int, int], None]
 Item = TypeVar("Item")
@@ -170,12 +173,11 @@ def holds_any(share: Share) -> bool:
     return bool(share.list(OBJECTS))
 
 
-def upload(share: Share, files: Sequence[StagedFile], progress: Progress | None = None, anew: bool = False) -> int:
-    """Send what the share doesn't hold yet. Where requests cost time, a set that was confirmed before costs one of them.
+def upload(share: Share, files: Sequence[StagedFile], progress: Progress | None = None) -> int:
+    """Send what the share doesn't hold yet, or has held for long. Where requests cost time, one may tell that all lies there.
 
     Args:
         progress: called with (bytes sent so far, bytes to send) as blocks are sent, never twice at a time.
-        anew: whether each file is looked for, whatever is known of the set.
 
     Returns:
         Bytes sent.
@@ -186,35 +188,30 @@ def upload(share: Share, files: Sequence[StagedFile], progress: Progress | None 
     wanted = {file.sha256: file for file in reversed(files) if file.link is None}
     if not wanted:
         return 0
-    if share.at_once == 1:
-        missing = _missing(share, wanted, {file.sha256[:2] for file in wanted.values()})
-    else:
-        if not anew and job_file(share, _tree(wanted)) is not None:
-            return 0
-        missing = _missing(share, wanted, _make_folders(share, {sha256[:2] for sha256 in wanted}))
+    tree, by_requests = _tree(wanted), share.at_once > 1
+    if by_requests and _is_young(share, tree):
+        return 0
+    folders = {sha256[:2] for sha256 in wanted}
+    missing = _missing(share, wanted, _make_folders(share, folders) if by_requests else folders)
     counter = _Counter(sum(file.size for file in missing), progress)
     small = [file for file in missing if file.size <= LARGE]
     each(share, lambda file: _send(share, file, counter), small)
     for file in missing:
         if file.size > LARGE:
             _send(share, file, counter)
+    if by_requests:
+        share.write(tree, encode([{"files": len(wanted), "t": now_ms()}]))
     return counter.sent
 
 
-def confirm(share: Share, files: Sequence[StagedFile], anew: bool) -> int:
-    """Record that the set lies there, for the next submit of it: the caller knows that a plan names it.
-
-    Args:
-        anew: whether files may have been removed since ``upload``: then they are sent again.
-
-    Returns:
-        Bytes sent.
-    """
-    wanted = {file.sha256 for file in files if file.link is None}
-    sent = upload(share, files, anew=True) if anew else 0
-    if wanted and share.at_once > 1 and job_file(share, _tree(wanted)) is None:
-        share.write(_tree(wanted), encode([{"files": len(wanted)}]))
-    return sent
+def _is_young(share: Share, tree: str) -> bool:
+    """Whether a whole set is known to lie there, and to stay as long as a submit may take."""
+    data = job_file(share, tree)
+    try:
+        sent = decode(data)[0].get("t") if data else None
+    except (TornFileError, LookupError):
+        return False
+    return isinstance(sent, int) and abs(now_ms() - sent) < 1000 * FRESH_SECONDS
 
 
 def _tree(wanted: Iterable[str]) -> str:
@@ -243,11 +240,13 @@ def _make_folders(share: Share, wanted: Collection[str]) -> set[str]:
 
 
 def _missing(share: Share, wanted: dict[str, StagedFile], folders: Collection[str]) -> list[StagedFile]:
-    """Objects that lie in none of the folders, in the order of their paths."""
+    """Objects that lie in none of the folders, or were sent long ago, in the order of their paths."""
     known: set[str] = set()
+    now = time.time()
 
     def look(folder: str) -> None:
-        known.update(entry.name for entry in share.list(f"{OBJECTS}/{folder}"))
+        entries = share.list(f"{OBJECTS}/{folder}")
+        known.update(entry.name for entry in entries if entry.modified is None or abs(now - entry.modified) < FRESH_SECONDS)
 
     each(share, look, folders)
     return sorted(file for sha256, file in wanted.items() if sha256 not in known)

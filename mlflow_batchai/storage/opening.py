@@ -51,9 +51,6 @@ def for_nodes(location: AzureLocation, seconds: float) -> dict[str, str]:
     From a key, a new SAS of this share for as long as the job may take; from a login a user delegation SAS, which lasts a week
     at most; a SAS of the user's is passed on.
 
-    Args:
-        seconds: for how long.
-
     Raises:
         ShareError: the account is not known to be there, the user's SAS has expired or lacks a permission, or no SAS can be
             made.

@@ -33,7 +33,6 @@ class Found:
         files: name -> (path on the share, without links; size in bytes; when it was written).
         astray: links that lead out of the bounds, to nothing, or back to where they lie.
         closed: folders that this account may not list.
-        deep: folders that lie too deep.
         foreign: hard links to files of another user than the folder's.
     """
 
@@ -45,11 +44,7 @@ class Found:
 
 
 class Within:
-    """A folder of a share out of which nothing leads.
-
-    Args:
-        bounds: its path there.
-    """
+    """A folder of a share out of which nothing leads."""
 
     def __init__(self, share: DirectoryShare, bounds: str) -> None:
         self._share = share

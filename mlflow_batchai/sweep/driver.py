@@ -5,7 +5,6 @@ It knows only what the sweep's runs say, so another process can go on when this 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import socket
@@ -18,6 +17,7 @@ from typing import IO, Any
 from mlflow_batchai import terminal
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.processes import proc
+from mlflow_batchai.agent.reservation import locks
 from mlflow_batchai.client import lookup, runner
 from mlflow_batchai.client.console import JobConsole
 from mlflow_batchai.client.signals import Signals
@@ -261,12 +261,10 @@ def _lock(sweep: Sweep) -> IO[str] | None:
     path = home() / "sweeps" / f"{sweep.run_id}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.open("a")  # never removed: the next process must lock the same one
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        return None
-    return file
+    if locks.try_lock(file.fileno()):
+        return file
+    file.close()
+    return None
 
 
 def main() -> None:

@@ -42,7 +42,7 @@ def test_a_job_is_freed_and_submitted_again(cli: Cli, tmp_path: Path) -> None:
     staged = [path for path in (share / ".batchai" / "objects").rglob("*") if path.is_file()]
     assert staged and kinds(cli, "0m") == []
     for path in staged:
-        os.utime(path, (time.time() - 2 * 86400,) * 2)
+        os.utime(path, (time.time() - 22 * 86400,) * 2)
     assert kinds(cli, "0m") == ["staged files"]
     assert not any(path.exists() for path in staged)
     result = world.run(project)

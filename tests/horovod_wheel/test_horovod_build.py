@@ -4,7 +4,6 @@ import fcntl
 import io
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -158,15 +157,14 @@ def test_a_wheel_is_built_once_and_then_found(world):
     assert world.build() == path
     assert Path(path).stat().st_mtime > 0  # it was used, for `batchai gc`
     assert sum(" wheel -v " in call for call in world.calls()) == 1
-    assert world.said[:-1] == [
+    assert world.said == [
         "fetching build tools",
         "fetching Horovod 0.28.1",
         "configuring",
         "compiling 42 %",
         "trying the wheel",
+        "built with gloo",
     ]
-    took = r"built with gloo \(fetching \d+ s, configuring \d+ s, compiling \d+ s, trying \d+ s\)"
-    assert re.fullmatch(took, world.said[-1])
     assert [entry.suffix for entry in world.cache.iterdir() if entry.is_file()] == [".lock"]
 
 
@@ -198,34 +196,12 @@ def test_a_wheel_is_tried_with_what_the_interpreter_lacks(world, tmp_path):
         builder.try_wheel(tmp_path / WHEEL, interpreter, os.environ, False, tmp_path / "log", tmp_path / "none")
 
 
-def test_a_trial_that_can_not_be_killed_is_not_waited_for(world, tmp_path, monkeypatch):
-    with zipfile.ZipFile(tmp_path / WHEEL, "w") as archive:
-        archive.writestr("horovod/__init__.py", "import time\ntime.sleep(300)\n")
-    held = []
-    kill = subprocess.Popen.kill
-    monkeypatch.setattr(subprocess.Popen, "kill", lambda process: held.append(process))
-    monkeypatch.setattr(builder, "_TRIAL_SECONDS", 0.2)
-    interpreter = probe(str(world.python), "tensorflow")._replace(path=sys.executable)
-    with pytest.raises(HorovodBuildError, match="The wheel that was built hangs: importing it"):
-        builder.try_wheel(tmp_path / WHEEL, interpreter, os.environ, False, tmp_path / "log", tmp_path)
-    (process,) = held
-    assert process.poll() is None
-    kill(process)
-    process.communicate()
-
-
 def test_out_gets_a_copy(world, tmp_path):
     path = world.build(out=str(tmp_path / "new" / "folder"))
     assert path == str(tmp_path / "new" / "folder" / WHEEL)
     assert text_of(path) == "the wheel"
     assert [entry.name for entry in (tmp_path / "new" / "folder").iterdir()] == [WHEEL]
     assert world.wheels() == [WHEEL]
-
-
-def test_an_out_that_is_a_file_is_an_error(world, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(HorovodBuildError, match=r"The output folder .*/file can't be used"):
-        world.build(out=str(tmp_path / "file"))
 
 
 @pytest.mark.parametrize(
@@ -383,12 +359,6 @@ def test_missing_programs_are_named_before_anything_is_fetched(world, missing, m
     assert world.calls() == []
 
 
-def test_an_old_cmake_is_too_old(world):
-    world.script(world.tools / "cmake", "#!/bin/sh\necho cmake version 3.7.2\n")
-    with pytest.raises(HorovodBuildError, match=r"CMake 3.13 or newer \(found 3.7\)"):
-        world.build()
-
-
 def test_a_cmake_beside_the_interpreter_is_found(world):
     shutil.move(world.tools / "cmake", world.python.parent / "cmake")
     assert Path(world.build()).name == WHEEL
@@ -440,14 +410,7 @@ def test_the_command_prints_the_path_only_and_progress_apart(world):
     result = CliRunner().invoke(command.build, ["--python", str(world.python)], catch_exceptions=False)
     assert result.exit_code == 0
     assert result.stdout == world.build() + "\n"
-    assert result.stderr.splitlines()[:-1] == [
-        "Horovod: fetching build tools",
-        "Horovod: fetching Horovod 0.28.1",
-        "Horovod: configuring",
-        "Horovod: compiling",
-        "Horovod: trying the wheel",
-    ]
-    assert result.stderr.splitlines()[-1].startswith("Horovod: built with gloo (fetching ")
+    assert "Horovod: compiling" in result.stderr.splitlines(), "without percentages"
 
 
 def test_the_command_turns_the_error_into_ours(world):

@@ -60,10 +60,3 @@ def test_cmakes_message_follows_its_error():
 
 def test_without_such_lines_the_end_of_the_log_is_picked():
     assert error_lines("\n".join(f"line {n}" for n in range(40)), 3) == ["line 37", "line 38", "line 39"]
-
-
-def test_at_most_so_many_lines_and_none_endless():
-    lines = error_lines("\n".join(f"error {n} " + "x" * 5000 for n in range(40)))
-    assert len(lines) == 15
-    assert lines[-1].startswith("error 39 ")
-    assert max(map(len, lines)) == 300

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from mlflow_batchai.agent import protocol
-from mlflow_batchai.agent.api.needs import needs
+from mlflow_batchai.agent.api.examine import needs
 from mlflow_batchai.agent.plan import Artifacts, CodeFile, Condition, LogPlace, Volume, plain, read, read_plan
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.documents.batchai import parse_batchai

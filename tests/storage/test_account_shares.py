@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import stat
-import sys
 
 import pytest
 
-from mlflow_batchai.errors import ShareError, ShareMissingError, StorageNotFoundError, UsageError
+from mlflow_batchai.errors import ShareMissingError, StorageNotFoundError
 from mlflow_batchai.storage import accounts, credentials
 from mlflow_batchai.storage.accounts import DirectoryShares
 from mlflow_batchai.storage.azure_files import AzureShares
@@ -94,31 +93,6 @@ def test_with_credentials_it_is_azures_and_without_a_directory(home):
     credentials.remember("mine", Credential("A" * 86 + "=="))
     assert accounts.open_account("Mine").folder is None
     assert accounts.open_account("other", login=True).folder is None
-
-
-def test_what_no_account_is_called(home):
-    for name in ("", "../x", "a/b", "a b", "ä", "-a"):
-        with pytest.raises(UsageError, match="called"):
-            accounts.open_account(name)
-
-
-def test_without_microsofts_sdk(home, monkeypatch):
-    credentials.remember("mine", Credential("A" * 86 + "=="))
-    for name in [name for name in sys.modules if name.startswith("mlflow_batchai.storage.azure_")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "azure.storage.fileshare", None)
-    with pytest.raises(ShareError, match="pip install"):
-        accounts.open_account("mine")
-
-
-def test_the_account_that_the_environment_names(home, monkeypatch):
-    assert accounts.default() == ""
-    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", "AccountName=Third;AccountKey=x")
-    assert accounts.default() == "third"
-    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "second")
-    assert accounts.default() == "second"
-    monkeypatch.setenv("AZURE_BATCHAI_STORAGE_ACCOUNT", "first")
-    assert accounts.default() == "first"
 
 
 def test_what_is_found_at_a_path(home):

@@ -81,14 +81,6 @@ def test_what_things_cost(azure, opened):
     assert sent(azure) == [("DELETE", "y", "")]
 
 
-def test_the_first_content_of_all_is_looked_at(azure, opened, monkeypatch):
-    share = opened()
-    monkeypatch.setattr(azure_files, "_proven", set())
-    share.write("x", b"1")
-    share.write("y", b"1")
-    assert sent(azure) == [("PUT", "x", ""), ("GET", "x", ""), ("PUT", "y", "")]
-
-
 def test_a_service_that_passes_over_the_content(azure, opened, monkeypatch):
     """It makes a file of NULs."""
     create = ShareFileClient.create_file
@@ -100,19 +92,6 @@ def test_a_service_that_passes_over_the_content(azure, opened, monkeypatch):
     for name in ("x", "y"):
         share.write(name, b"content")
         assert share.read(name) == b"content"
-
-
-def test_of_many_each_costs_one_request_and_a_counter_only_its_length(azure, opened):
-    """As docs/architecture.md has it: the index is one listing, and then each file that is new is one request."""
-    share = opened()
-    paths = [f"job/events/agent-{writer}.jsonl" for writer in range(10)]
-    for path in paths:
-        share.write(path, b"text")
-    azure.reset()
-    assert [path for path, _ in share.read_many(paths)] == paths
-    assert len(sent(azure)) == 10
-    share.write("job/events/segments", bytes(2))
-    assert [(one.method, one.received) for one in azure.requests()] == [("PUT", 0)]
 
 
 def test_a_large_file_is_ranges_under_another_name(azure, opened):
@@ -144,28 +123,6 @@ def test_a_service_that_takes_no_content_in_the_first_request(azure, opened, mon
         assert share.read("a/x") == data
     assert {one.comp for one in azure.requests() if one.method == "PUT"} == {"", "range", "rename"}
     assert [entry.name for entry in share.list("a")] == ["x"]
-
-
-def test_a_share_opened_with_a_sas_does_all_of_it(azure, opened):
-    name = f"share-{uuid.uuid4().hex}"
-    azure.share(name)
-    share = opened(Credential(sas="?" + azure.sas(name)), name)
-    data = os.urandom(9 << 20)
-    share.write("a/b/x", data)
-    assert share.read("a/b/x") == data
-    assert share.claim("a/c") and not share.claim("a/c")
-    share.delete("a")
-    assert share.list("") == []
-
-
-def test_more_names_than_one_answer_holds(azure, opened):
-    share = opened()
-    folder = azure.root / "file" / parse(share.url).share / "many"
-    folder.mkdir()
-    for number in range(5001):
-        (folder / f"{number:05}").touch()
-    assert [entry.name for entry in share.list("many")] == [f"{number:05}" for number in range(5001)]
-    assert len(sent(azure)) == 2
 
 
 def test_a_tenth_of_the_requests_fails(azure, opened, tmp_path):
@@ -293,8 +250,8 @@ def test_a_share_that_isnt_there_is_never_made(azure, opened):
             "refused the account key (AuthenticationFailed)",
         ),
         (lambda azure, name: Credential(sas=azure.sas(name, "rl")), "the SAS lacks the permission for this"),
-        (lambda azure, name: Credential(sas=azure.sas(name, seconds=-60, starts=-600)), "expired at 2"),
-        (lambda azure, name: Credential(sas=azure.sas(name, starts=600)), "is not valid now"),
+        (lambda azure, name: Credential(sas=azure.sas(name, seconds=-60, starts=-600)), "has expired (it ended at 2"),
+        (lambda azure, name: Credential(sas=azure.sas(name, starts=600)), "is not valid before 2"),
     ],
     ids=["wrong key", "may not write", "expired", "not begun"],
 )
@@ -317,12 +274,6 @@ def test_a_full_share(azure, opened):
         assert share.list("") == []
     finally:
         azure.quota(name, None)
-
-
-def test_a_folder_where_a_file_is(opened):
-    share = opened()
-    share.write("file", b"1")
-    assert "'file/below' can't be written: 'file' is a file" in refused(lambda: share.write("file/below", b"1"))
 
 
 def test_a_host_that_nobody_knows_or_that_does_not_answer_is_said_at_once(monkeypatch):
@@ -353,14 +304,6 @@ def test_a_service_that_stays_busy(azure, opened, monkeypatch):
     ):
         azure.fail(1, (kind,))
         assert words in refused(lambda: share.read("x"))
-
-
-def test_no_login(azure, monkeypatch):
-    monkeypatch.setattr(credentials, "_remembered", {})
-    for name in ("AZURE_STORAGE_ACCOUNT", "AZURE_BATCHAI_STORAGE_ACCOUNT", "AZURE_STORAGE_CONNECTION_STRING"):
-        monkeypatch.delenv(name, raising=False)
-    text = refused(lambda: open_share(azure.url("data")))
-    assert text.startswith("there is no key, SAS or Azure login for the storage account 'devaccount'")
 
 
 def test_without_the_sdk_there_is_a_hint_and_nothing_else_needs_it():

@@ -16,7 +16,7 @@ from azure.storage.fileshare import ShareClient
 
 from mlflow_batchai.errors import ShareError
 from mlflow_batchai.storage import credentials, open_share
-from mlflow_batchai.storage.credentials import Credential, connection, exported, file_endpoint, find, is_key, remember
+from mlflow_batchai.storage.credentials import Credential, connection, exported, file_endpoint, find, remember
 from mlflow_batchai.storage.directory import DirectoryShare
 from mlflow_batchai.storage.location import parse
 from mlflow_batchai.storage.opening import download_url, for_nodes
@@ -222,10 +222,6 @@ def test_a_connection_string_names_its_account_by_an_emulators_endpoint():
     assert connection(f"SharedAccessSignature={SAS}") is None
 
 
-def test_what_could_be_a_key():
-    assert [is_key(text) for text in (KEY, f" {KEY}\n", "REDACTED", "schlüssel", "")] == [True, True, False, False, False]
-
-
 # Addresses of files.
 
 
@@ -251,13 +247,6 @@ def test_an_address_reads_one_file_and_no_other(azure):
         urlopen(Request(url, method="DELETE", headers={"x-ms-version": "2026-10-06"}))
     ends = datetime.fromisoformat(parse_qs(sas)["se"][0].replace("Z", "+00:00")) - datetime.now(timezone.utc)
     assert timedelta(minutes=5) <= ends <= timedelta(minutes=6)
-
-
-def test_a_user_with_a_sas_gives_that(azure):
-    (azure.share("mine") / "x").write_bytes(b"1")
-    sas = azure.sas("mine", "r")
-    remember(azure.account, Credential(sas=sas))
-    assert download_url(open_share(azure.url("mine")), "x", 5) == f"{azure.url('mine')}/x?{sas}"
 
 
 def test_the_address_of_a_directorys_file(tmp_path):

@@ -84,9 +84,3 @@ def test_bytes_that_are_no_text_odd_line_ends_and_lines_that_are_no_pattern(tmp_
         (tmp_path / name).write_bytes(b"")
     (tmp_path / ".gitignore").write_bytes(b"\xef\xbb\xbfa\r\n\xff\xfe\r\nb  \r\n!\nx\\\n\r\n")
     assert ours(tmp_path) == [".gitignore", "c"]
-
-
-def test_an_ignore_file_that_is_a_folder_is_none(tmp_path):
-    (tmp_path / ".gitignore").mkdir()
-    (tmp_path / ".gitignore" / "x").write_bytes(b"")
-    assert ours(tmp_path) == [".gitignore/x"]

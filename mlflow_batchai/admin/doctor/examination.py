@@ -28,7 +28,6 @@ class JobCheck(NamedTuple):
     """Parameters of an examination that are the same for all nodes.
 
     Attributes:
-        identity: the control share's.
         folder: where nodes write, to see that they can.
         secret: what opens the control share for them, None: a directory.
     """
@@ -48,7 +47,6 @@ class NodeCheck:
     Attributes:
         file: its name in a folder.
         answers: what it has said, by verb.
-        found: by check.
     """
 
     def __init__(self, index: int, node: Node, tell: Callable[[], None]) -> None:

@@ -48,8 +48,6 @@ def find(share: Share, found: Sequence[str], age: Age, deleted: Collection[str],
     died half-way has left, after a week at least.
 
     Args:
-        found: job folders (``folders.find``).
-        deleted: ids of runs that were deleted in MLflow.
         say: told of what can't be judged.
     """
     judged = dict(zip(found, each(share, lambda folder: _judge(share, folder, age, deleted), found), strict=True))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from mlflow_batchai.admin.gc.items import Age, Item, Say
 from mlflow_batchai.agent.leftovers import size
+from mlflow_batchai.agent.reservation import locks
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.config import home
 from mlflow_batchai.engines import archive
@@ -117,9 +117,7 @@ def _remove(path: Path, age: Age, lock: Path | None) -> bool:
     with contextlib.ExitStack() as stack:
         if lock:
             file = stack.enter_context(lock.open("a"))
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not locks.try_lock(file.fileno()):
                 return False
         used = _used(path)
         if used is not None and not age.is_past(used, OWN_SECONDS):

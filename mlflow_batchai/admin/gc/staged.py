@@ -12,18 +12,13 @@ from mlflow_batchai.errors import ShareError
 from mlflow_batchai.job import places
 from mlflow_batchai.storage import Share
 from mlflow_batchai.storage.base import Entry
-from mlflow_batchai.storage.objects import each
-from mlflow_batchai.storage.sweeps import sweeping
-
-# A submit that sends for hours has no plan yet. What is younger stays, though ``storage.sweeps`` would have it sent again.
-YOUNG_SECONDS = 86400.0
+from mlflow_batchai.storage.objects import STAYS_SECONDS, each
 
 
 def find(share: Share, found: Sequence[str], going: Collection[str], age: Age) -> list[Item]:
     """One item for all staged files that no job will name when some job folders have gone; none if there are no such files.
 
     Args:
-        found: all job folders of the share.
         going: those that go first.
 
     Raises:
@@ -45,7 +40,7 @@ def _unnamed(share: Share, named: Collection[str], age: Age) -> list[tuple[str, 
         (f"{folder}/{entry.name}", entry)
         for folder, entries in zip(folders, each(share, share.list, folders), strict=True)
         for entry in entries
-        if entry.name not in named and age.is_past(entry.modified, YOUNG_SECONDS)
+        if entry.name not in named and age.is_past(entry.modified, STAYS_SECONDS)
     ]
 
 
@@ -75,14 +70,8 @@ def _hashes(value: Any) -> Iterable[str]:
 
 
 def _remove(share: Share, age: Age) -> bool:
-    """Remove what no job names by now, in as many sweeps as it takes."""
-    while True:
-        with sweeping(share) as sweep:
-            # What says that a whole set lies there: true only as long as all of it does.
-            share.delete(TREES)
-            unnamed = [path for path, _ in _unnamed(share, named_hashes(share, places.find(share)), age)]
-            removed = sweep.remove(unnamed)
-        if removed == len(unnamed):
-            return True
-        if removed == 0:
-            return False
+    """Remove what no job names by now, and what says that whole sets lay there."""
+    unnamed = [path for path, _ in _unnamed(share, named_hashes(share, places.find(share)), age)]
+    old = [f"{TREES}/{entry.name}" for entry in share.list(TREES) if age.is_past(entry.modified, STAYS_SECONDS)]
+    each(share, share.delete, [*unnamed, *old])
+    return True

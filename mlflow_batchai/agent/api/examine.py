@@ -1,4 +1,4 @@
-"""Verbs of `batchai doctor`: what a node has, and whether it reaches the share and its peers.
+"""Verbs that examine a node for `batchai doctor` (what it has, what it reaches), and what it lacks for a job.
 
 Each may be asked twice. None needs a job; none leaves anything behind but a file in a folder that the asker removes.
 """
@@ -18,9 +18,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable
 
-from mlflow_batchai.agent import gpus, network, place
+from mlflow_batchai.agent import containers, gpus, network, place
 from mlflow_batchai.agent.environment import allowed
 from mlflow_batchai.agent.environments import trainenv
+from mlflow_batchai.agent.mounts import tools
+from mlflow_batchai.agent.plan import Container, Tool, Volume, read
 from mlflow_batchai.agent.share import is_address, open_control
 from mlflow_batchai.agent.staging import SetupError
 
@@ -66,7 +68,6 @@ def training(python: str, seconds: float) -> Answer:
 
     Args:
         python: as the cluster document names it.
-        seconds: how long that may take.
 
     Returns:
         ``path`` (None: there is no such program) and either ``trouble``, a few words on why it said nothing, or
@@ -186,6 +187,32 @@ def probe(targets: Sequence[Sequence[Any]], seconds: float) -> Answer:
     return {"results": [each.result()[0] for each in tries]}
 
 
+def needs(volumes: Sequence[Any], container: Any, python: str) -> Answer:
+    """List what this node lacks for a job.
+
+    Args:
+        volumes: those of the plan that have to be mounted, as plain data.
+        container: the same of the plan's, or None.
+        python: the training interpreter, as the plan names it: rclone may be installed beside it.
+
+    Returns:
+        ``trouble``: a sentence, None: nothing is missing; ``lacking``: tools that a client can send; ``machine``: the kind of
+        machine that they have to run on (``uname -m``).
+    """
+    mounts = [read(Volume, volume) for volume in volumes]
+    machine = os.uname().machine
+    # A tool that is missing may be sent: the client knows whether it has one.
+    sent = {"rclone": Tool(machine, "", 0)}
+    wrong: str | None = containers.missing(read(Container, container)) if container else None
+    for volume in mounts:
+        wrong = wrong or tools.missing(volume, python, sent)
+    lacking: list[str] = []
+    by_rclone = any(volume.by_rclone for volume in mounts)
+    if by_rclone and not wrong and tools.installed_rclone(python) is None:
+        lacking.append("rclone")
+    return {"trouble": wrong, "lacking": lacking, "machine": machine}
+
+
 VERBS: dict[str, Callable[..., Answer]] = {
-    function.__name__: function for function in (facts, training, accelerators, offer, listen, probe)
+    function.__name__: function for function in (facts, training, accelerators, offer, listen, probe, needs)
 }

@@ -247,9 +247,9 @@ def _verb(name: str) -> Callable[..., Answer]:
         return VERBS[name]
     # Few clients ask these; the others don't wait for all that this imports.
     from mlflow_batchai.agent import leftovers
-    from mlflow_batchai.agent.api import examine, needs
+    from mlflow_batchai.agent.api import examine
 
-    return {**examine.VERBS, **leftovers.VERBS, **needs.VERBS}[name]
+    return {**examine.VERBS, **leftovers.VERBS}[name]
 
 
 def answer(verb: str, arguments: Mapping[str, Any]) -> Answer:

@@ -6,7 +6,6 @@ What the engine is told are pure functions; nothing secret stands among argument
 from __future__ import annotations
 
 import contextlib
-import glob
 import json
 import os
 import re
@@ -95,7 +94,6 @@ def create(
     """The whole command that starts the container.
 
     Args:
-        container: the plan's.
         image: name or id of the image that is on the node.
         environment: what all processes in it get besides the image's own; nothing secret.
         user: ``uid:gid``.
@@ -118,17 +116,13 @@ def create(
     return [*argv, "--entrypoint=sh", image, "-c", KEEPER, pipe]
 
 
-def offered(engine: Engine, gpus: Sequence[str], specifications: str) -> Sequence[str]:
+def offered(engine: Engine, gpus: Sequence[str]) -> Sequence[str]:
     """The GPU option of a container: by UUID just its own, ``all`` where the engine can't tell them apart.
 
-    Indexes would be others inside. An engine without a daemon knows the names of the container device interface (CDI), and not
-    every tool that writes its specifications names UUIDs.
-
-    Args:
-        specifications: the texts of the machine's CDI specifications.
+    Indexes would be others inside. An engine without a daemon knows the names of the container device interface, and not every
+    tool that writes them has UUIDs; of all GPUs a rank sees its own, as without a container.
     """
-    known = engine.differs.by_daemon or all(name in specifications for name in gpus)
-    return ["all"] if gpus and (not known or any(name.isdigit() for name in gpus)) else gpus
+    return ["all"] if gpus and (not engine.differs.by_daemon or any(name.isdigit() for name in gpus)) else gpus
 
 
 def enter(
@@ -169,16 +163,13 @@ class Container:
     daemon that is root's, where the agent is not, they run as the node's user, who could not clear the node else.
 
     Args:
-        container: the plan's.
         credentials: ``username`` and ``password`` of the registry, or None.
-        gpus: the node's.
         check: raises if the attempt is to end.
 
     Attributes:
         base: the environment that every process in it has: the image's, and our folder behind its PATH.
         python: the image's interpreter, empty if it has none.
         shell: ``bash``, or ``sh`` where the image has none.
-        identity: the image's id.
         first: pid, on the node, of what keeps it alive; 0 if that isn't known.
     """
 
@@ -312,7 +303,7 @@ class Container:
         # For writing too: so it neither waits for a reader nor ends before we do.
         self._pipe = os.open(pipe, os.O_RDWR)
         labels = {protocol.MARK_VARIABLE: self._layout.mark, protocol.NODE_VARIABLE: str(self._layout.node)}
-        gpus = offered(self._engine, self._gpus, _device_specifications())
+        gpus = offered(self._engine, self._gpus)
         mounts = self._mounts()
         argv = create(self._engine, self._container, self.identity, self.name, labels, mounts, environment, user, gpus, pipe)
         # Not to be broken off: its container could come when nobody looks for it any more.
@@ -461,14 +452,6 @@ class Container:
             os.close(self._pipe)
             self._pipe = None
         return why
-
-
-def _device_specifications() -> str:
-    found = []
-    for path in sorted(glob.glob("/etc/cdi/*") + glob.glob("/var/run/cdi/*")):
-        with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
-            found.append(file.read())
-    return "\n".join(found)
 
 
 def _namespace(pid: int) -> str | None:

@@ -34,7 +34,6 @@ class Differences(NamedTuple):
         config: the option by which a login of our own is kept in a folder.
         config_is_first: whether that stands before the verb.
         by_daemon: whether a daemon runs containers, maybe with more rights than ours, and GPUs are known to it by UUID.
-        remove: options of ``rm``.
     """
 
     probe: list[str]
@@ -87,24 +86,8 @@ class Engine(NamedTuple):
         return DIFFERENCES[self.kind]
 
 
-class Found(NamedTuple):
-    """A container engine that a node has.
-
-    Attributes:
-        engine: the one that works, or None.
-        reasons: why each of those that were tried before it doesn't.
-    """
-
-    engine: Engine | None
-    reasons: list[str]
-
-
-def look(environment: Mapping[str, str]) -> Found:
-    """The engine of this node (docker if its daemon answers, else podman), and why those that come before it don't work.
-
-    Args:
-        environment: the node's.
-    """
+def look(environment: Mapping[str, str]) -> tuple[Engine | None, list[str]]:
+    """The engine of this node (docker if its daemon answers, else podman), and why those that come before it don't work."""
     reasons: list[str] = []
     for name, differs in DIFFERENCES.items():
         program = shutil.which(name, path=environment.get("PATH", os.defpath))
@@ -113,23 +96,23 @@ def look(environment: Mapping[str, str]) -> Found:
             continue
         code, said = ask([program, *differs.probe], own_environment(environment), seconds=LOOK_SECONDS)
         if code == 0:
-            return Found(Engine(program, "podman" if "podman" in said.lower() else name), reasons)
+            return Engine(program, "podman" if "podman" in said.lower() else name), reasons
         reasons.append(f"{name}: {last_line(said)}")
-    return Found(None, reasons)
+    return None, reasons
 
 
 def engine() -> Engine | None:
     """The engine of this node, or None."""
-    return look(os.environ).engine
+    return look(os.environ)[0]
 
 
 def missing(container: Container) -> str | None:
     """Why this node can't run a plan's container, as a sentence without the node's name, or None."""
-    found = look(os.environ)
-    if found.engine:
+    works, reasons = look(os.environ)
+    if works:
         return None
     return (
-        f"no container engine works ({'; '.join(found.reasons)}), and the job runs in the image {container.image}: install"
+        f"no container engine works ({'; '.join(reasons)}), and the job runs in the image {container.image}: install"
         " docker or podman there, or set containers: ignore in the cluster document to run such jobs without their container"
     )
 
@@ -184,7 +167,6 @@ def remember(root: str, engine: Engine, name: str, mark: str, login: str) -> Non
     """Write down a container that is about to be made.
 
     Args:
-        mark: the job's.
         login: the folder in which the registry's password is while the image is pulled.
     """
     # Where the daemon is, and its storage: who removes the container may have been started elsewhere.
@@ -206,7 +188,6 @@ def sweep(root: str, mark: str | None = None) -> str | None:
     """Remove what a job has left of its container, and its registry's password; nothing to do is fine.
 
     Args:
-        root: the node's own folder.
         mark: only that job's; None: whichever it was (its agent is dead, and we have the node).
 
     Returns:

@@ -73,7 +73,6 @@ def for_uv(configured: Mapping[str, str], environment: Mapping[str, str]) -> tup
     """(arguments, environment) with which uv does as pip would; None: it can't.
 
     Args:
-        configured: pip's settings.
         environment: the process's own; what is set for uv itself holds over what is set for pip.
     """
     # pip takes the best version of all indexes; uv's own way is the first index that has the package.

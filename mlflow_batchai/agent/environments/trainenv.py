@@ -37,9 +37,6 @@ _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded|\bENOSPC\b
 def interpreter(layout: NodeLayout, environment: Mapping[str, str]) -> str:
     """Absolute path of the cluster's ``python:`` on this node: a path, a path from a home (``~``), or a name on PATH.
 
-    Args:
-        environment: the node's own.
-
     Raises:
         Failure: it isn't there, or is no program.
     """
@@ -71,8 +68,6 @@ def build(
     Args:
         run: runs one command to its end (its output goes to the preparation's log).
         wait: waits a moment while another agent builds; it raises if the job is to end.
-        say: tells people what is going on.
-        variables: the job's, which the commands see.
 
     Raises:
         Failure: no such Python on this node, or a command of the build failed, be it for want of space, or the interpreter

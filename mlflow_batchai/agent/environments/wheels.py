@@ -13,14 +13,13 @@ import hashlib
 import os
 import re
 import shutil
-import stat
 import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from mlflow_batchai.agent import permissions, protocol
+from mlflow_batchai.agent import permissions, protocol, safeopen
 from mlflow_batchai.agent.layout import NodeLayout, archive_path
 from mlflow_batchai.agent.outcome import Failure
 from mlflow_batchai.agent.processes.tasks import Task
@@ -48,8 +47,6 @@ class Steps(NamedTuple):
     Attributes:
         attempt: runs one command (argv, what it is for people) to its end, its output in the preparation's log.
         must: the same; raises Failure unless it succeeds.
-        say: tells people what is going on.
-        variables: the environment that the commands see.
     """
 
     attempt: Callable[[list[str], str], Task]
@@ -65,7 +62,6 @@ def install(layout: NodeLayout, python: str, framework: str, requirements: list[
     framework's version. The first one that passes stays.
 
     Args:
-        python: the environment's interpreter.
         framework: ``tensorflow`` or ``torch``.
         requirements: the project's requirement lines for Horovod.
 
@@ -84,7 +80,7 @@ def install(layout: NodeLayout, python: str, framework: str, requirements: list[
         if named.get(name) is None:
             steps.say(f"passing over the Horovod wheel {name} of the share: the job's plan does not name it")
             continue
-        if _copied(path, wheel) != named[name]:
+        if _copied(layout.mounted_share, name, wheel) != named[name]:
             steps.say(f"passing over the Horovod wheel {name} of the share: it was changed since the job was submitted")
             continue
         steps.say(f"trying the Horovod wheel {name} of the share")
@@ -121,29 +117,22 @@ def candidates(share: str, key: str | None) -> list[str]:
     return [path for _, path in sorted(found)]
 
 
-def _copied(path: str, target: str) -> str | None:
+def _copied(share: str, name: str, target: str) -> str | None:
     """Copy a wheel of the share to this node's disk; the copy's SHA-256, None if it can't be had."""
-    digest, size = hashlib.sha256(), 0
+    digest = hashlib.sha256()
     os.makedirs(os.path.dirname(target), exist_ok=True)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    with open(descriptor, "rb") as file, open(target, "wb") as copy:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:
-            return None
-        try:
+        with safeopen.open_file(share, name) as file, open(target, "wb") as copy:
+            if os.fstat(file.fileno()).st_size > MOST_BYTES:
+                return None
             for block in iter(lambda: file.read(1 << 20), b""):
-                size += len(block)
-                if size > MOST_BYTES:
-                    return None
                 digest.update(block)
-                copy.write(block)
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            return None
+                if copy.tell() + copy.write(block) > MOST_BYTES:
+                    return None
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        return None
     return digest.hexdigest()
 
 

@@ -33,10 +33,8 @@ class GpuMeter:
     Args:
         ids: indexes or UUIDs; values of the first are ``gpu_0_...``, whatever its index on the machine. Of MIG instances
             nvidia-smi tells nothing.
-        environment: where nvidia-smi is found.
         note: is told once why there are no values, in a sentence.
         seconds: how long nvidia-smi may take.
-        clock: seconds.
     """
 
     def __init__(

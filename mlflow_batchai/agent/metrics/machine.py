@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Callable
 
 from mlflow_batchai.agent.processes import memory, proc
+from mlflow_batchai.agent.processes.proc import kernel_text
 
 MEGABYTE = 1e6
 
@@ -25,7 +26,6 @@ class Machine:
         disk: a folder on the disk that the node's jobs fill.
         proc: ``/proc``.
         links: a folder with an entry for each network interface.
-        clock: seconds.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Machine:
         self._links = links
         self._clock = clock
         self._cores = os.sched_getaffinity(0)
-        groups = read(f"{proc}/self/cgroup")
+        groups = kernel_text(f"{proc}/self/cgroup")
         # Folder of the control group with the lowest limit -> the limit: cores, bytes.
         self._core_limit = _lowest(memory.group_folders(groups, "cpu"), core_limit, len(self._cores))
         self._memory_limit = _lowest(memory.group_folders(groups), memory_limit, memory.machine_bytes() or float("inf"))
@@ -59,7 +59,7 @@ class Machine:
             used = group_seconds(folder)
             now = None if used is None else (used, self._clock() * cores)
         else:
-            now = cpu_times(read(f"{self._proc}/stat"), self._cores)
+            now = cpu_times(kernel_text(f"{self._proc}/stat"), self._cores)
         before, self._busy = self._busy, now
         if now is None or before is None or now[1] <= before[1]:
             return {}
@@ -71,7 +71,7 @@ class Machine:
             folder, total = self._memory_limit
             used = group_bytes(folder)
         else:
-            used, total = memory_bytes(read(f"{self._proc}/meminfo"))
+            used, total = memory_bytes(kernel_text(f"{self._proc}/meminfo"))
         if used is None or not total:
             return {}
         return {"system_memory_usage_megabytes": used / MEGABYTE, "system_memory_usage_percentage": 100.0 * used / total}
@@ -82,7 +82,7 @@ class Machine:
         return {"disk_usage_percentage": 100.0 * used / max(1, used + free)}
 
     def _network_use(self) -> Values:
-        now = interface_bytes(read(f"{self._proc}/net/dev"))
+        now = interface_bytes(kernel_text(f"{self._proc}/net/dev"))
         for name in counted(list(now), self._links):
             # An interface that was added or made anew counts from 0; the first call only remembers.
             before = self._interfaces.get(name, (0, 0) if self._interfaces else now[name])
@@ -99,7 +99,6 @@ class JobProcesses:
     Args:
         ancestor: pid of the process above them; it is not counted itself.
         others: pids of more of them, which have another parent (in a container).
-        clock: seconds.
     """
 
     def __init__(
@@ -117,7 +116,7 @@ class JobProcesses:
         """The values now: one core that is busy all the time is 100 %; memory that several share counts for each of them."""
         now, pages, ticks = self._clock(), 0, {}
         for pid in proc.descendants(self._ancestor) | set(self._others()):
-            fields = read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+            fields = kernel_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
             if fields:  # else it has just ended
                 ticks[pid, int(fields[19])] = int(fields[11]) + int(fields[12])
                 pages += int(fields[21])
@@ -181,42 +180,33 @@ def _lowest(folders: Iterable[str], limit_of: Callable[[str], float | None], mos
 
 def core_limit(folder: str) -> float | None:
     """Number of cores that a group may use; None: all."""
-    words = (read(f"{folder}/cpu.max") or read(f"{folder}/cpu.cfs_quota_us")).split()
-    period = words[1] if len(words) > 1 else read(f"{folder}/cpu.cfs_period_us").strip()
+    words = (kernel_text(f"{folder}/cpu.max") or kernel_text(f"{folder}/cpu.cfs_quota_us")).split()
+    period = words[1] if len(words) > 1 else kernel_text(f"{folder}/cpu.cfs_period_us").strip()
     return int(words[0]) / int(period) if words and words[0].isdigit() and period.isdigit() else None
 
 
 def memory_limit(folder: str) -> float | None:
     """Bytes of memory that a group may use; None: all."""
-    return _number(read(f"{folder}/memory.max") or read(f"{folder}/memory.limit_in_bytes"))
+    return _number(kernel_text(f"{folder}/memory.max") or kernel_text(f"{folder}/memory.limit_in_bytes"))
 
 
 def group_seconds(folder: str) -> float | None:
     """Seconds that a group's processes have run, on all cores together; None: it doesn't say."""
-    used = memory.numbers(read(f"{folder}/cpu.stat")).get("usage_usec")
+    used = memory.numbers(kernel_text(f"{folder}/cpu.stat")).get("usage_usec")
     if used is not None:
         return used / 1e6
     # Version 1 counts in another hierarchy, which most systems have in the same place.
     beside = f"{folder}/".replace("/cpu/", "/cpuacct/", 1)
-    nanoseconds = _number(read(f"{folder}/cpuacct.usage") or read(f"{beside}cpuacct.usage"))
+    nanoseconds = _number(kernel_text(f"{folder}/cpuacct.usage") or kernel_text(f"{beside}cpuacct.usage"))
     return None if nanoseconds is None else nanoseconds / 1e9
 
 
 def group_bytes(folder: str) -> float | None:
     """Bytes that a group's processes use and that can't be had back at once, as its cache of files can."""
-    used = _number(read(f"{folder}/memory.current") or read(f"{folder}/memory.usage_in_bytes"))
-    stat: Mapping[str, int] = memory.numbers(read(f"{folder}/memory.stat"))
+    used = _number(kernel_text(f"{folder}/memory.current") or kernel_text(f"{folder}/memory.usage_in_bytes"))
+    stat: Mapping[str, int] = memory.numbers(kernel_text(f"{folder}/memory.stat"))
     return None if used is None else max(0.0, used - stat.get("total_inactive_file", stat.get("inactive_file", 0)))
 
 
 def _number(text: str) -> float | None:
     return float(text) if text.strip().isdigit() else None
-
-
-def read(path: str) -> str:
-    """A file of the kernel's; empty if it isn't there."""
-    try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""

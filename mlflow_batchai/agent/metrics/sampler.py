@@ -40,7 +40,6 @@ class Sampler:
 
     Args:
         layout: the job on this node; its plan says how often (``systemMetrics``, seconds; None: never).
-        shipper: takes the samples.
         others: pids of the job's processes that don't descend from this one.
     """
 

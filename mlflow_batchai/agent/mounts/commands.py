@@ -1,4 +1,4 @@
-"""Volumes that one command mounts: a table of SMB, NFS, bind mounts and a document's own command.
+"""Volumes that one command mounts: a table of SMB, NFS and a document's own command.
 
 SMB's options: Microsoft's documentation "Mount SMB Azure file shares on Linux". ``closetimeo`` is left to the kernel's default
 (1 s): older kernels refuse an option that they don't know.
@@ -43,13 +43,10 @@ class Kind(NamedTuple):
 
     Attributes:
         command: its argv, a pure function of the volume, the mount point and the mount's own folder.
-        host: the server that a volume lies on.
         said: what the command says, as a regular expression -> what it means and what to do.
         seconds: for how long it may take.
         system: the kernel's name of such file systems, where ``mount.{system}`` has to be there.
-        name: that of the protocol.
         package: Debian's package with that program.
-        port: the server's.
         instead: what else could be done, as the end of a sentence.
     """
 
@@ -117,10 +114,6 @@ def _nfs(volume: Volume, target: str, folder: str) -> list[str]:
     return _as_root(["mount", "-t", "nfs", *(["-o", volume.options] if volume.options else []), "--", volume.source, target])
 
 
-def _bind(volume: Volume, target: str, folder: str) -> list[str]:
-    return ["mount", "--bind", "--", volume.source, target]
-
-
 def _shell(volume: Volume, target: str, folder: str) -> list[str]:
     """``mountCommand`` is shell text, as on Batch AI; the path is an argument and never becomes any."""
     # YAML's block texts end with a newline, which would end the command before its path.
@@ -169,15 +162,6 @@ KINDS = {
         package="nfs-common",
         port=2049,
     ),
-    "bind": Kind(
-        _bind,
-        said=(
-            (
-                "permission denied|must be superuser",
-                "the agent is root and may not mount all the same (a container without CAP_SYS_ADMIN?)",
-            ),
-        ),
-    ),
     "command": Kind(_shell, seconds=60.0),
 }
 
@@ -198,8 +182,6 @@ class CommandMount(Mount):
             )
         if by_smb and "," in self.folder:
             raise self.failure(f"mount.cifs can't read a credentials file in {self.place.layout.root}: its path has a comma")
-        if self.volume.mounted_by == "bind":
-            self.check_source()
         self.make_target()
         self.make_folder()
         if by_smb:

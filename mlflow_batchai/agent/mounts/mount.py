@@ -63,7 +63,6 @@ class Mount:
     """One volume on this node: ``start``, then ``poll`` until it is there, in the end ``undo``.
 
     Attributes:
-        target: where it is mounted.
         folder: its own folder on the node's disk.
         seconds: for how long ``poll`` may say that it isn't there yet.
         task: the process that mounts it; None: none was started.
@@ -140,13 +139,6 @@ class Mount:
 
     # For kinds of mounts.
 
-    def check_source(self) -> None:
-        """Raise a failure if the node's folder that is to appear at the mount point isn't one."""
-        if not os.path.isdir(self.volume.source):
-            raise self.failure(
-                f"{self.volume.source} is not a directory there; create it, mount the share at it, or correct the path"
-            )
-
     def check_unmounted(self) -> None:
         """Raise a failure if somebody has mounted something there: looking at a path whose server hangs would hang us, too."""
         mounted = mountpoints.at(self.target)
@@ -207,14 +199,14 @@ class Mount:
 class LinkMount(Mount):
     """A symbolic link to a folder of the node, which needs no right to mount.
 
-    A directory of the cluster's stays linked after the job, as its mounts did on Batch AI; what is bound where there is a right
-    to mount does not.
+    A directory of the cluster's stays linked after the job, as its mounts did on Batch AI.
     """
 
     def start(self) -> None:
-        self.check_source()
-        self.check_unmounted()
         source = self.volume.source
+        if not os.path.isdir(source):
+            raise self.failure(f"{source} is not a directory there; create it, mount the share at it, or correct the path")
+        self.check_unmounted()
         os.makedirs(os.path.dirname(self.target), exist_ok=True)
         self._begun = True
         if os.path.islink(self.target):

@@ -13,7 +13,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from mlflow_batchai.agent.reservation import locks
@@ -177,7 +177,6 @@ def sweep(root: str, ours: bool = False) -> list[str]:
     Nothing is done while an agent lives that has the node; none can take it meanwhile.
 
     Args:
-        root: the node's own folder.
         ours: whether the caller is that agent.
 
     Returns:
@@ -214,39 +213,28 @@ def remove_tree(folder: str) -> str:
         The first thing that stays, and why; empty: all is gone.
     """
     left: list[str] = []
-    _remove(real(folder), [mounted.point for mounted in below(folder)], left)
+    path, points = real(folder), frozenset(mounted.point for mounted in below(folder))
+    with _noting(path, left):
+        if path in points:
+            raise OSError(errno.EXDEV, "it is mounted")
+        try:
+            top = os.open(path, _FOLDER)
+        except NotADirectoryError:  # a link to one, too
+            os.unlink(path)
+            return ""
+        try:
+            while _empty(top, path, top, points, left):
+                pass
+        finally:
+            os.close(top)
+        os.rmdir(path)
     return left[0] if left else ""
 
 
-def _remove(path: str, points: Sequence[str], left: list[str]) -> None:
-    if path in points:
-        left.append(f"{path}: it is mounted")
-        return
-    with _noting(path, left):
-        if not any(point.startswith(f"{path}/") for point in points):
-            _remove_unmounted(path, left)
-            return
-        for name in os.listdir(path):
-            _remove(os.path.join(path, name), points, left)
+def _empty(folder: int, path: str, top: int, points: Collection[str], left: list[str], level: int = 1) -> bool:
+    """Remove what is in an open folder, but for what is mounted there, by now as well.
 
-
-def _remove_unmounted(path: str, left: list[str]) -> None:
-    """Remove what nothing is mounted below. No path is followed, so it may go deeper than one may be long."""
-    try:
-        top = os.open(path, _FOLDER)
-    except NotADirectoryError:  # a link to one, too
-        os.unlink(path)
-        return
-    try:
-        while _empty(top, top, left):
-            pass
-    finally:
-        os.close(top)
-    os.rmdir(path)
-
-
-def _empty(folder: int, top: int, left: list[str], level: int = 1) -> bool:
-    """Remove what is in an open folder, but for other file systems: they were mounted since we looked.
+    No path is followed, so it may go deeper than one may be long.
 
     Returns:
         Whether folders that lie too deep were moved up to the top, whose turn has to come again.
@@ -255,11 +243,14 @@ def _empty(folder: int, top: int, left: list[str], level: int = 1) -> bool:
     with os.scandir(folder) as entries:
         found = list(entries)
     for entry in found:
-        with _noting(entry.name, left):
+        inside = f"{path}/{entry.name}"
+        with _noting(inside, left):
             if not entry.is_dir(follow_symlinks=False):
                 os.unlink(entry.name, dir_fd=folder)
                 continue
-            if level == DEEPEST:
+            if inside in points:
+                raise OSError(errno.EXDEV, "it is mounted")
+            if level == DEEPEST and not any(point.startswith(inside) for point in points):
                 os.rename(entry.name, f"deep-{time.monotonic_ns()}", src_dir_fd=folder, dst_dir_fd=top)
                 moved = True
                 continue
@@ -271,7 +262,7 @@ def _empty(folder: int, top: int, left: list[str], level: int = 1) -> bool:
             try:
                 if os.fstat(child).st_dev != os.fstat(top).st_dev:
                     raise OSError(errno.EXDEV, "it is mounted")
-                moved = _empty(child, top, left, level + 1) or moved
+                moved = _empty(child, inside, top, points, left, level + 1) or moved
             finally:
                 os.close(child)
             os.rmdir(entry.name, dir_fd=folder)

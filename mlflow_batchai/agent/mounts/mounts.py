@@ -102,7 +102,7 @@ class Mounts:
             why = f"what opens it is for {credentials.get('endpoint')}, and the plan has {volume.endpoint} by now"
             raise Mount(place, index, volume, credentials).failure(why)
         how = volume.mounted_by
-        if how == "link" or (how == "bind" and os.geteuid() != 0):
+        if how in ("link", "bind"):
             return LinkMount(place, index, volume, credentials)
         if how != "rclone":
             return CommandMount(place, index, volume, credentials)

@@ -43,7 +43,6 @@ class Pending(NamedTuple):
     """Files of a mount that are not on the share yet.
 
     Attributes:
-        names: paths in the volume.
         moved: bytes that have been sent in all.
         tries: how often each of them has been tried at least.
     """
@@ -257,12 +256,9 @@ class Probe(threading.Thread):
         remote: what is mounted, as rclone names it.
         host: name and port of its server.
         by_proxy: whether it is reached by a proxy only.
-        seconds: for how long it looks.
 
     Attributes:
-        done: the mount is there.
         error: it will not be, and this was said; empty: not yet known.
-        last: what was said last.
     """
 
     def __init__(self, folder: str, remote: str, target: str, host: str, by_proxy: bool, seconds: float) -> None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 from mlflow_batchai.agent.mounts import commands
 from mlflow_batchai.agent.plan import Tool, Volume
 from mlflow_batchai.agent.protocol import object_path
+from mlflow_batchai.agent.reservation import locks
 
 # azurefiles came with 1.66, the upload queue's list (vfs/queue) with 1.68. Debian 12 has 1.60.
 LEAST_VERSION = (1, 68)
@@ -47,27 +47,7 @@ def missing(volume: Volume, python: str | None = None, sent: Mapping[str, Tool] 
     helper = f"mount.{kind.system}"
     if not (shutil.which(helper) or os.path.exists(f"/sbin/{helper}")):
         return kind.sentence(commands.NO_HELPER, volume)
-    if not _kernel_knows(kind.system):
-        return kind.sentence(commands.NO_SYSTEM, volume)
     return None if _may_mount() else kind.sentence(commands.NEEDS_ROOT, volume)
-
-
-def _kernel_knows(kind: str) -> bool:
-    """Whether the kernel mounts such file systems: now, or with a module that lies there to be loaded. If in doubt, it may."""
-    try:
-        with open("/proc/filesystems", encoding="ascii", errors="replace") as file:
-            known = any(line.split()[-1:] == [kind] for line in file)
-    except OSError:
-        return True
-    modules = os.path.join("/lib/modules", os.uname().release)
-    if known or not os.path.isdir(modules):
-        # No modules for it to load: what it knows now is all.
-        return known
-    for name in ("modules.dep", "modules.builtin"):
-        with contextlib.suppress(OSError), open(os.path.join(modules, name), encoding="ascii", errors="replace") as file:
-            if any(f"/{kind}.ko" in line for line in file):
-                return True
-    return False
 
 
 def _may_mount() -> bool:
@@ -147,7 +127,7 @@ def sent_rclone(root: str, sent: Tool, fetch: Callable[[str, str], str]) -> str:
     folder = os.path.join(root, "tools")
     path = os.path.join(folder, "rclone-" + sent.sha256[:16])
     os.makedirs(folder, exist_ok=True)
-    with _locked(path + ".lock"):
+    with locks.held(path + ".lock"):
         if os.path.exists(path):
             os.utime(path)  # so that it isn't tidied away (leftovers.tidy)
             return path
@@ -165,13 +145,6 @@ def sent_rclone(root: str, sent: Tool, fetch: Callable[[str, str], str]) -> str:
         os.chmod(new, 0o755)
         os.replace(new, path)
     return path
-
-
-@contextlib.contextmanager
-def _locked(path: str) -> Iterator[None]:
-    with open(path, "a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def allow_other() -> list[str]:

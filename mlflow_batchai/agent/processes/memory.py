@@ -11,6 +11,8 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from mlflow_batchai.agent.processes import proc
+
 GROUPS = "/sys/fs/cgroup"
 WHAT_TO_DO = "lower the batch size, run fewer ranks on a node, or take nodes with more memory"
 
@@ -43,9 +45,9 @@ class Counters(NamedTuple):
 
 def counters(pid: int) -> Counters:
     """The counters that concern a process."""
-    killed = numbers(_read("/proc/vmstat")).get("oom_kill")
+    killed = numbers(proc.kernel_text("/proc/vmstat")).get("oom_kill")
     found: dict[str, Group] = {}
-    for folder in group_folders(_read(f"/proc/{pid}/cgroup")):
+    for folder in group_folders(proc.kernel_text(f"/proc/{pid}/cgroup")):
         group = _group(folder)
         if group:
             found[folder] = group
@@ -111,23 +113,17 @@ def machine_bytes() -> int | None:
 
 
 def _group(folder: str) -> Group | None:
-    events = numbers(_read(folder + "/memory.events"))
+    events = numbers(proc.kernel_text(folder + "/memory.events"))
     if events:
-        return Group(events.get("oom_kill", 0), events.get("oom", 0), _limit(_read(folder + "/memory.max")))
-    control = numbers(_read(folder + "/memory.oom_control"))
+        return Group(events.get("oom_kill", 0), events.get("oom", 0), _limit(proc.kernel_text(folder + "/memory.max")))
+    control = numbers(proc.kernel_text(folder + "/memory.oom_control"))
     if not control:
         return None
-    reached = _read(folder + "/memory.failcnt").strip()
-    limit = _limit(_read(folder + "/memory.limit_in_bytes"))
+    reached = proc.kernel_text(folder + "/memory.failcnt").strip()
+    limit = _limit(proc.kernel_text(folder + "/memory.limit_in_bytes"))
     return Group(control.get("oom_kill", 0), int(reached) if reached.isdigit() else 0, limit)
 
 
 def _limit(text: str) -> int | None:
     # Version 1 has no word for "none": a number that no machine comes to.
     return int(text) if text.strip().isdigit() and int(text) < 1 << 60 else None
-
-
-def _read(path: str) -> str:
-    with contextlib.suppress(OSError), open(path, encoding="ascii", errors="replace") as file:
-        return file.read()
-    return ""

@@ -6,6 +6,7 @@ makes itself a child subreaper, so a process that called setsid, or whose parent
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
@@ -60,11 +61,23 @@ def as_child(umask: int) -> Callable[[], None]:
     return prepare
 
 
+def kernel_text(path: str) -> str:
+    """A file of the kernel's; empty if it can't be read."""
+    with contextlib.suppress(OSError), open(path, encoding="ascii", errors="replace") as file:
+        return file.read()
+    return ""
+
+
+def _stat(pid: int) -> list[bytes]:
+    """The fields of a process's stat file (proc(5)) from its state on; raises OSError."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()
+
+
 def start_time(pid: int) -> int | None:
     """Start time of a process in clock ticks since boot, None when it has ended: with the pid it is unique."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+        fields = _stat(pid)
     except (FileNotFoundError, ProcessLookupError):
         return None
     return None if _has_ended(pid, fields[0]) else int(fields[19])
@@ -86,11 +99,7 @@ def _has_ended(pid: int, state: bytes) -> bool:
 
 def boot_id() -> str:
     """Id of this boot of this machine, empty if unknown; containers on it share it."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
+    return kernel_text("/proc/sys/kernel/random/boot_id").strip()
 
 
 def identity() -> dict[str, Any]:
@@ -126,11 +135,9 @@ def is_alive(pid: int, started: int) -> bool:
 
 def is_stopped(pid: int) -> bool:
     """Whether a process was stopped (SIGSTOP) and has not gone on."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
-    except OSError:
-        return False
+    with contextlib.suppress(OSError):
+        return _stat(pid)[0] in (b"T", b"t")
+    return False
 
 
 def pids() -> list[int]:
@@ -183,17 +190,15 @@ def _has_program(pid: int) -> bool:
 
 def _is_bare(pid: int) -> bool:
     """Whether it was started without any environment: its room for one has a place in memory, and no length (proc(5))."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return False
-    return fields[47] == fields[48] != b"0"
+    with contextlib.suppress(OSError):
+        fields = _stat(pid)
+        return fields[47] == fields[48] != b"0"
+    return False
 
 
 def arguments() -> set[str]:
     """Every word of every process's command line."""
-    return {word for words in _command_lines().values() for word in words}
+    return {word for pid in pids() for word in command_line(pid)}
 
 
 def command_line(pid: int) -> list[str]:
@@ -203,10 +208,6 @@ def command_line(pid: int) -> list[str]:
             return [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
     except OSError:
         return []
-
-
-def _command_lines() -> dict[int, list[str]]:
-    return {pid: command_line(pid) for pid in pids()} if os.path.isdir("/proc") else {}
 
 
 def lock_holders(path: str) -> set[int]:
@@ -232,8 +233,7 @@ def descendants(ancestor: int) -> set[int]:
     children: dict[int, list[int]] = {}
     for pid in pids():
         try:
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                fields = file.read().rpartition(b")")[2].split()
+            fields = _stat(pid)
         except OSError:
             continue
         if not _has_ended(pid, fields[0]):
@@ -251,8 +251,7 @@ def descendants(ancestor: int) -> set[int]:
 def parent(pid: int) -> int | None:
     """The parent of a process, None when it is gone."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[1])
+        return int(_stat(pid)[1])
     except (FileNotFoundError, ProcessLookupError):
         return None
 

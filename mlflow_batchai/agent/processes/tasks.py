@@ -61,7 +61,6 @@ class Task:
 
     Attributes:
         name: for people (``rank 3``).
-        rank: the rank's number, or None.
         status: wait status once it was reaped, else None.
         tail: its last lines, of both streams, as text.
     """
@@ -206,9 +205,6 @@ def release(pids: set[int]) -> None:
 
 
 def _catches_sigterm(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
-            masks = [line.split()[1] for line in file if line.startswith(("SigCgt:", "SigIgn:"))]
-    except OSError:  # it has gone
-        return False
+    lines = proc.kernel_text(f"/proc/{pid}/status").splitlines()
+    masks = [line.split()[1] for line in lines if line.startswith(("SigCgt:", "SigIgn:"))]
     return any(int(mask, 16) >> (signal.SIGTERM - 1) & 1 for mask in masks)

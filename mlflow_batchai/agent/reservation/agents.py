@@ -11,10 +11,11 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import IO, Any, Callable
 
 from mlflow_batchai.agent.processes import proc
+from mlflow_batchai.agent.reservation import locks
 
 # A reservation whose agent hasn't come within this many seconds is given up: its submitter died between two steps.
 ARRIVAL_SECONDS = 60.0
@@ -103,14 +104,11 @@ def last_report(root: str, number: int) -> Record:
     return _read(path_of(root, number) + ".state") or {}
 
 
-@contextlib.contextmanager
-def locked(root: str, number: int) -> Iterator[None]:
+def locked(root: str, number: int) -> contextlib.AbstractContextManager[None]:
     """While this is held nobody else starts an agent for the reservation, or writes which process it is."""
     path = path_of(root, number) + ".agent.lock"
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-    with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    return locks.held(path)
 
 
 def write(root: str, number: int, pid: int, log: str) -> Record:

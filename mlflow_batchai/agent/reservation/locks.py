@@ -1,9 +1,11 @@
-"""Locks that hold a node; the kernel releases them however their holders end."""
+"""Locks of files, among them those that hold a node; the kernel releases them however their holders end."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+from collections.abc import Callable, Iterator
 
 
 def lock_path(root: str) -> str:
@@ -39,3 +41,17 @@ def try_lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+@contextlib.contextmanager
+def held(path: str, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold the lock of a file, which is made and stays: removing it would split the lock.
+
+    Args:
+        waiting: called if somebody else has it, before it is waited for.
+    """
+    with open(path, "a") as file:
+        if not try_lock(file.fileno()):
+            waiting()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

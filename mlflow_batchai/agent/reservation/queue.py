@@ -7,13 +7,14 @@ first node (never on a share: flock is not to be trusted there).
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
+
+from mlflow_batchai.agent.reservation import locks
 
 # Nodes that left the cluster so many seconds ago keep no reservation.
 FORGET_SECONDS = 30 * 86400.0
@@ -25,12 +26,9 @@ class QueueError(Exception):
     """The queue can't be read, or can't give what is asked; the message is one sentence."""
 
 
-@contextlib.contextmanager
-def _locked(folder: str) -> Iterator[None]:
+def _locked(folder: str) -> AbstractContextManager[None]:
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    with open(os.path.join(folder, "book.lock"), "a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    return locks.held(os.path.join(folder, "book.lock"))
 
 
 def _load(folder: str, moment: float) -> dict[str, Any]:

@@ -60,9 +60,9 @@ class LogFile(abc.ABC):
             OSError: the share didn't take it.
         """
 
-    @abc.abstractmethod
     def close(self) -> None:
-        """Close the file; what is pending stays."""
+        """Close the file, if it is open; what is pending stays."""
+        return
 
 
 class ControlShare(abc.ABC):
@@ -135,9 +135,9 @@ class ControlShare(abc.ABC):
         From now on the job's folder has to be there for anything to be written below it: its submitter has made it.
         """
 
-    @abc.abstractmethod
     def close(self) -> None:
         """Give back what is kept open between two calls, if anything; there may be more calls."""
+        return
 
     def gone(self, path: str) -> OSError:
         """What it means that something isn't there which comes with the job's folder."""
@@ -189,17 +189,17 @@ class Attempt(abc.ABC):
     def longest_silence(self) -> float:
         """Longest silence in seconds that one look shows: time in which we saw nothing of the share doesn't count."""
 
-    @abc.abstractmethod
     def hasty(self) -> None:
-        """The calling thread asks again by itself: from now on what it asks is given up soon."""
+        """The calling thread asks again by itself: from now on what it asks is given up soon, where that can be set."""
+        return
 
-    @abc.abstractmethod
     def look(self) -> None:
-        """Called every moment by one thread: look at what is new, if it is time to."""
+        """Called every moment by one thread: look at what is new, if it is time to, where not every reading looks."""
+        return
 
-    @abc.abstractmethod
     def pace(self, phase: str) -> None:
-        """Set how far the attempt is, which decides how often others are looked at: ``QUEUED`` at first."""
+        """Set how far the attempt is, which may decide how often others are looked at: ``QUEUED`` at first."""
+        return
 
     @abc.abstractmethod
     def read(self, marker: str, path: str) -> Record | None:

@@ -52,14 +52,11 @@ class Index:
 
     Args:
         listing: marker -> number of every marker there is.
-        node: whose agent looks.
         peers: how many others than node 0 look.
         matters: whether a marker that is new is news to this agent.
-        clock: seconds.
 
     Attributes:
         looked: moment at which it was last looked at, by the clock.
-        interval: seconds between the last two looks as they were planned.
     """
 
     def __init__(

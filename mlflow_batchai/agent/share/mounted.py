@@ -28,9 +28,6 @@ class MountedShare(ControlShare):
         self._job = "/"
         self._seen: tuple[int, int] | None = None
 
-    def close(self) -> None:
-        """Nothing is kept open."""
-
     def where(self, path: str) -> str:
         return os.path.join(self.root, *path.split("/")) if path else self.root
 
@@ -93,10 +90,10 @@ class MountedShare(ControlShare):
             return NotMountedError(f"the control share is not mounted at {self.root}")
         return super().gone(path)
 
-    def entries(self, path: str) -> list[Entry]:
+    def entries(self, path: str, prefix: str = "") -> list[Entry]:
         try:
             with self._folder(path) as folder, os.scandir(folder) as names:
-                return [_entry(name) for name in names]
+                return [_entry(name) for name in names if name.name.startswith(prefix)]
         except FileNotFoundError:
             safeopen.freshen(self.root, path)
             return []
@@ -111,15 +108,7 @@ class MountedShare(ControlShare):
 
     def sizes(self, path: str, prefix: str) -> dict[str, int]:
         """The bytes of each file of a folder whose name begins so."""
-        found: dict[str, int] = {}
-        try:
-            with self._folder(path) as folder, os.scandir(folder) as names:
-                for name in names:
-                    if name.name.startswith(prefix):
-                        found[name.name] = _entry(name).size
-        except FileNotFoundError:
-            return {}
-        return found
+        return {entry.name: entry.size for entry in self.entries(path, prefix)}
 
     def _folder(self, path: str) -> safeopen.Descriptor:
         return permissions.patiently(lambda: safeopen.open_folder(self.root, path))
@@ -209,15 +198,6 @@ class NamedFiles(Attempt):
     @property
     def longest_silence(self) -> float:
         return self.heartbeat_seconds
-
-    def hasty(self) -> None:
-        """Do nothing: the file system itself decides how long it tries."""
-
-    def look(self) -> None:
-        """Every reading looks."""
-
-    def pace(self, phase: str) -> None:
-        """There is one pace: that of the thread that asks."""
 
     def read(self, marker: str, path: str) -> Record | None:
         return self._share.read_closed(path)

@@ -21,10 +21,6 @@ def which(folder: str) -> tuple[int, int] | None:
 def open_fresh(root: str, path: str) -> BinaryIO:
     """A file on a mounted share, which may have appeared since we last asked for it.
 
-    Args:
-        root: the share.
-        path: of the file, from there.
-
     Raises:
         FileNotFoundError: it isn't there.
         OddFileError: something else is.

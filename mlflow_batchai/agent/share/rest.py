@@ -257,8 +257,11 @@ class RestLogFile(LogFile):
     def flush(self, last: bool = False) -> None:
         while True:
             if not self._sending and not self._is_time(last):
-                if last and self._size is None:
-                    self._make_empty()
+                if last and self._size is None:  # a file of which nothing was written
+                    self._size = self._share.size(self._path)
+                    if self._size is None:
+                        self._share.write(self._path, b"")
+                        self._size = 0
                 return
             if not self._sending:
                 self._sending = bytes(self._data[:BLOCK_BYTES])
@@ -266,13 +269,6 @@ class RestLogFile(LogFile):
                 self._since = time.monotonic() if self._data else None
             self._send(self._sending)
             self._sending = b""
-
-    def _make_empty(self) -> None:
-        """The file of which nothing was written."""
-        there = self._share.size(self._path)
-        if there is None:
-            self._share.write(self._path, b"")
-        self._size = there or 0
 
     def _is_time(self, last: bool) -> bool:
         if self._since is None or not self._data:
@@ -292,6 +288,3 @@ class RestLogFile(LogFile):
         else:
             self._share.put(self._path, self._size, data)
         self._size += len(data)
-
-    def close(self) -> None:
-        """There is nothing to close."""

@@ -61,7 +61,6 @@ class ShareErrors:
 
     Args:
         patience: seconds for which an error that doesn't pass by itself is borne: somebody may be making room.
-        clock: seconds.
     """
 
     def __init__(self, patience: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -104,7 +103,6 @@ class SegmentReader:
     stands for it.
 
     Attributes:
-        sequence: number of segments read.
         heartbeats: the last heartbeat that was seen apart from segments.
         silent: for how many seconds we have looked and seen nothing new. Time in which the share let us see nothing at all
             says nothing of the writer, so a look adds ``Attempt.longest_silence`` at most.
@@ -181,11 +179,7 @@ class SegmentReader:
 
 
 class SegmentReaders:
-    """Read the segments of several writers.
-
-    Args:
-        at_once: of how many at a time.
-    """
+    """Read the segments of several writers."""
 
     def __init__(self, followers: Mapping[int, SegmentReader], attempt: Attempt, at_once: int) -> None:
         self._followers = followers
@@ -260,11 +254,7 @@ def patiently(step: Callable[[], None], seconds: float, away: float = AWAY_SECON
 
 
 def comes(ask: Callable[[], Record | None], seconds: float) -> bool:
-    """Whether a closed file is there within so many seconds; a share that can't be read just now shows none.
-
-    Args:
-        ask: reads it.
-    """
+    """Whether a closed file is there within so many seconds; a share that can't be read just now shows none."""
     until = time.monotonic() + seconds
     while True:
         with contextlib.suppress(OSError):

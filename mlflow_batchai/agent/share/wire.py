@@ -10,7 +10,6 @@ import base64
 import errno
 import http.client
 import ipaddress
-import os
 import random
 import ssl
 import threading
@@ -18,6 +17,7 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import SplitResult, quote, unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from mlflow_batchai.agent import azure_errors
 from mlflow_batchai.agent.share.base import ControlError
@@ -260,13 +260,9 @@ class Wire:
 
 def proxy_for(scheme: str, host: str) -> SplitResult | None:
     """The proxy that the node's variables name for a host, as other programs heed them."""
-    named = os.environ.get(scheme + "_proxy") or os.environ.get(scheme.upper() + "_PROXY") or ""
-    if scheme != "https" or not named:
+    named = getproxies().get("https", "")
+    if scheme != "https" or not named or proxy_bypass(host):
         return None
-    spared = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
-    for entry in (entry.strip().lstrip(".") for entry in spared.split(",")):
-        if entry and (entry == "*" or host == entry or host.endswith("." + entry)):
-            return None
     try:
         return urlsplit(named if "//" in named else "http://" + named)
     except ValueError:

@@ -20,7 +20,6 @@ class Inbox:
     """Records, requests and verdict that others have written for this agent so far.
 
     Args:
-        layout: the job on this node.
         peers: nodes whose segments are read (node 0: all others; others: node 0).
         join: given what peers' ranks have written (node 0 only).
 

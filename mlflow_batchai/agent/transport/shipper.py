@@ -50,11 +50,7 @@ AGAIN_SECONDS = 15.0
 
 
 class Unhurried:
-    """Records that nobody waits for: they leave with others, and alone only after a while. For several threads.
-
-    Args:
-        clock: seconds.
-    """
+    """Records that nobody waits for: they leave with others, and alone only after a while. For several threads."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -94,7 +90,6 @@ class Resend:
 
     Args:
         sizes: given a sequence, the bytes of each of the agent's event files from that one on.
-        send: writes one.
     """
 
     def __init__(self, sizes: Callable[[int], dict[int, int]], send: Callable[[int, list[Record]], object]) -> None:
@@ -133,12 +128,12 @@ class Shipper(threading.Thread):
     """Moves records and output between this agent and the share.
 
     Args:
-        layout: the job on this node.
         peers: nodes whose segments this agent reads (node 0: all others; others: node 0).
         before: what ``sent`` said of the shipper that this one goes on for.
 
     Attributes:
         inbox: what others have said.
+        sequence: number of segments written; after ``finish`` it is final.
         error: why the share can't be used now, or None.
         broken: what ended this thread before its time (a bug), or None.
     """
@@ -164,9 +159,9 @@ class Shipper(threading.Thread):
         self._dropped = 0
         self._urgent = False
         self._first_unsent: float | None = None
-        self._sequence = 0
+        self.sequence = 0
         if before:
-            self._sequence = before["segments"]
+            self.sequence = before["segments"]
             self._files.totals.update(before["logs"])
         attempt = layout.attempt
         self._resend = (
@@ -275,18 +270,13 @@ class Shipper(threading.Thread):
         return self.is_alive() and (silent or isinstance(self.error, NotMountedError))
 
     @property
-    def sequence(self) -> int:
-        """Number of segments written; after ``finish`` it is final."""
-        return self._sequence
-
-    @property
     def log_totals(self) -> dict[str, list[int]]:
         """Bytes and lines given to each log file."""
         return {name: list(sizes) for name, sizes in list(self._files.totals.items())}
 
     def sent(self) -> dict[str, Any]:
         """What another shipper needs to go on, once this one has finished."""
-        return {"segments": self._sequence, "logs": self.log_totals}
+        return {"segments": self.sequence, "logs": self.log_totals}
 
     @property
     def unsent_lines(self) -> int:
@@ -414,11 +404,11 @@ class Shipper(threading.Thread):
         return True
 
     def _send(self, records: list[Record]) -> None:
-        size = self._layout.attempt.send(self._writer, self._sequence, records)
+        size = self._layout.attempt.send(self._writer, self.sequence, records)
         self._last_written = time.monotonic()
         if self._resend is not None:
-            self._resend.add(self._sequence, records, size)
-        self._sequence += 1
+            self._resend.add(self.sequence, records, size)
+        self.sequence += 1
 
     def _flush(self) -> None:
         self._files.flush(last=self._closing)

@@ -17,7 +17,7 @@ from concurrent.futures import TimeoutError as FuturesTimeoutError
 from typing import TYPE_CHECKING, NamedTuple
 
 from mlflow_batchai.engines.parallel import at_once, in_background
-from mlflow_batchai.engines.shell.target import Target, load_paramiko
+from mlflow_batchai.engines.shell.target import Target
 from mlflow_batchai.errors import ClusterError, ConnectionLostError
 
 if TYPE_CHECKING:
@@ -169,7 +169,6 @@ class Connection:
 
     def _ready(self) -> tuple[Link, bool]:
         """An open link, and whether it was opened just now."""
-        load_paramiko()
         from mlflow_batchai.engines.shell import transport
 
         with self._lock:
@@ -200,7 +199,6 @@ class Connection:
     @contextlib.contextmanager
     def _executing(self, argv: Sequence[str]) -> Iterator[paramiko.Channel]:
         """The channel of a command, closed at the end; threads that write to it must have stopped then."""
-        load_paramiko()
         import paramiko
 
         from mlflow_batchai.engines.shell import transport

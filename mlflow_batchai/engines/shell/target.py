@@ -36,7 +36,6 @@ class Target:
 
     Attributes:
         name: as the user wrote it.
-        host, port, user: where, and as whom.
         key_files: private keys to offer, in this order; ``explicit_keys``: the user named the one, so it must be usable.
         known_hosts: files with host keys; lines to add go to the first.
         host_key_alias: the name under which they hold this machine's key, if it isn't its host and port.
@@ -112,18 +111,6 @@ def resolve(
         ClusterError: the address can't be read, or the config is broken.
     """
     return _resolve(host, user, port, jump, password, _Shared(key_file, known_hosts, timeout), 0)
-
-
-def load_paramiko() -> None:
-    """Import paramiko, which takes a while; called where a program turns out to need it.
-
-    Raises:
-        ClusterError: it is missing, or something that it needs.
-    """
-    try:
-        import paramiko  # noqa: F401
-    except ImportError as error:
-        raise ClusterError(f"SSH needs paramiko, which can't be imported ({error}); run: pip install paramiko") from error
 
 
 def ssh_command(
@@ -284,7 +271,6 @@ def _lookup(name: str) -> Mapping[str, Any]:
     file = _config_file()
     if not file.exists():
         return {}
-    load_paramiko()
     import paramiko
 
     try:

@@ -13,7 +13,7 @@ from mlflow_batchai.admin.gc import jobs
 from mlflow_batchai.admin.gc.items import Age, Item
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.protocol import JobPaths
-from mlflow_batchai.errors import ShareError, ShareNotFoundError
+from mlflow_batchai.errors import ShareError
 from mlflow_batchai.job import places
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.storage.directory import DirectoryShare
@@ -204,43 +204,12 @@ def test_two_at_once(control: Any) -> None:
     assert [folder for folder in made if control.there(folder)] == []
 
 
-def test_one_that_another_gc_removes_under_our_hands(on_directory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    control = on_directory
-    folder = control.job("old", ended=31)
-    item = look(control)[folder]
-
-    def claim(self: DirectoryShare, path: str) -> bool:
-        monkeypatch.undo()
-        self.delete(folder)
-        self.claim(f"{folder}/batchai/attempts")
-        raise ShareNotFoundError(path)
-
-    monkeypatch.setattr(DirectoryShare, "claim", claim)
-    assert item.remove() and not control.there(folder)
-
-
 def test_what_cant_be_understood_stays(control: Any) -> None:
     newer = control.job("newer", ended=31, protocol=99)
     odd = control.job("odd", ended=31, volumes=None)
     assert look(control) == {}
     assert any(f"{newer} stays: a newer mlflow-batchai made it" in text for text in control.said)
     assert any(f"{odd} stays: the plan of job odd was changed" in text for text in control.said)
-
-
-def test_what_cant_be_read_stays(on_directory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another user's job is his."""
-    control = on_directory
-    theirs, ours = control.job("theirs", ended=31), control.job("ours", ended=31)
-    real = DirectoryShare.list
-
-    def refused(self: DirectoryShare, path: str) -> Any:
-        if path.startswith(theirs):
-            raise ShareError(f"'{path}': Permission denied")
-        return real(self, path)
-
-    monkeypatch.setattr(DirectoryShare, "list", refused)
-    assert list(look(control)) == [ours]
-    assert len(control.said) == 1 and f"{theirs} stays" in control.said[0] and "Permission denied" in control.said[0]
 
 
 def test_other_users_jobs_are_theirs(on_directory: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,8 @@ import pytest
 import yaml
 from aged_files import DAY, HASH, put
 
-from mlflow_batchai.admin.gc import Age, Item, find, machines
+from mlflow_batchai.admin.gc import Age, Item, find
 from mlflow_batchai.agent.environments import kept
-from mlflow_batchai.errors import ClusterNotFoundError
 from mlflow_batchai.storage.directory import DirectoryShare
 
 
@@ -47,13 +46,6 @@ def test_local_nodes(home: Path) -> None:
     assert all(item.remove() for item in found.values())
     assert not any(path.exists() for path in (marker.parent, agent, *logs))
     assert look() == {}
-
-
-def test_where_no_job_ever_ran(home: Path) -> None:
-    said: list[str] = []
-    assert look(0, said=said) == {} and said == []
-    with pytest.raises(ClusterNotFoundError, match="local"):
-        look(cluster="nosuch")
 
 
 def test_followers_logs(home: Path) -> None:
@@ -137,14 +129,3 @@ def test_a_share_of_two_clusters_is_looked_at_once(home: Path, on_directory: Any
     assert all(item.remove() for item in found)
     assert not on_directory.there(folder)
     assert DirectoryShare(on_directory.root).list(f".batchai/objects/{sha256[:2]}") == []
-
-
-def test_nothing_is_written_by_a_search(home: Path, on_directory: Any) -> None:
-    (home / "clusters").mkdir(parents=True)
-    (home / "clusters" / "c.yaml").write_text(yaml.safe_dump({"share": str(on_directory.root)}))
-    on_directory.job("old", ended=31)
-    on_directory.staged("aa1", 31)
-    before = {path: path.stat().st_mtime_ns for path in on_directory.root.rglob("*")}
-    assert len(look()) == 2
-    assert {path: path.stat().st_mtime_ns for path in on_directory.root.rglob("*")} == before
-    assert machines.of_this_machine(Age(0)) == []

@@ -12,7 +12,6 @@ from mlflow_batchai.admin.gc.items import Age, Item
 from mlflow_batchai.agent.protocol import OBJECTS, TREES, object_path
 from mlflow_batchai.errors import ShareError
 from mlflow_batchai.job import places
-from mlflow_batchai.storage import sweeps
 
 DAY = 86400.0
 
@@ -31,6 +30,7 @@ def test_what_no_job_names(control: Any) -> None:
         tools={"rclone": {"machine": "x86_64", "sha256": tool, "size": 10}},
     )
     control.share.write(f"{TREES}/0123", b"all there")
+    control.aged(f"{TREES}/0123", 31)
     (item,) = look(control)
     assert (item.path, item.size, item.reason) == (f"{control.share.url}/{OBJECTS}", 10, "1 file that no job names")
     assert item.modified == pytest.approx(time.time() - 31 * DAY, abs=60)
@@ -72,20 +72,3 @@ def test_a_plan_that_cant_be_read_keeps_all(control: Any) -> None:
     with pytest.raises(ShareError, match="odd0123 can't be read"):
         item.remove()
     assert control.there(object_path(sha256))
-
-
-def test_more_than_one_sweep_takes(on_directory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    control = on_directory
-    for number in range(10):
-        control.staged(f"a{number}", 31)
-    (item,) = look(control)
-    monkeypatch.setattr(sweeps, "AT_A_TIME", 4)
-    real, looks = sweeps.Sweep.may_go_on, iter([True, False, True, True, False, True, True, True])
-    monkeypatch.setattr(sweeps.Sweep, "may_go_on", lambda self: next(looks) and real(self))
-    assert item.remove()
-    assert look(control, days=0) == []
-    # A share that answers too slowly for even one is left as it is.
-    control.staged("aa1", 31)
-    (item,) = look(control)
-    monkeypatch.setattr(sweeps.Sweep, "may_go_on", lambda self: False)
-    assert not item.remove()

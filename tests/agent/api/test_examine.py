@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 
 from mlflow_batchai.agent.api import examine
-from mlflow_batchai.agent.share import mountfiles
 from mlflow_batchai.storage.base import identify
 from mlflow_batchai.storage.directory import DirectoryShare
 
@@ -40,23 +38,3 @@ def test_a_file_is_as_open_as_the_share_s_root(share: Path, mode: int, file: int
     assert (said["trouble"], said["why"]) == (None, "")
     assert stat.S_IMODE((share / "made" / "file").stat().st_mode) == file
     assert stat.S_IMODE((share / "made").stat().st_mode) & 0o777 == folder
-
-
-@pytest.mark.parametrize(
-    ("number", "trouble"),
-    [
-        (errno.ENOSPC, "full"),
-        (errno.EDQUOT, "full"),
-        (errno.EACCES, "read-only"),
-        (errno.EROFS, "read-only"),
-        (errno.ESTALE, "failed"),
-        (errno.EIO, "failed"),
-    ],
-)
-def test_what_the_system_says_of_a_write(share: Path, monkeypatch: pytest.MonkeyPatch, number: int, trouble: str) -> None:
-    def write(root: str, path: str, records: Any, within: str) -> None:
-        raise OSError(number, os.strerror(number), path)
-
-    monkeypatch.setattr(mountfiles, "write_closed", write)
-    said = offer(share)
-    assert (said["trouble"], said["why"]) == (trouble, os.strerror(number))

@@ -197,15 +197,6 @@ def test_a_root_of_someone_else_is_refused(tmp_path: Path) -> None:
             hello(tmp_path / name)
 
 
-def test_what_can_not_be_done_is_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "book.json").write_text("{")
-    with pytest.raises(host.HostError, match=f"the queue {tmp_path}/book.json is damaged"):
-        host.answer("listing", {"book": str(tmp_path)})
-    (tmp_path / "file").write_text("")
-    with pytest.raises(host.HostError, match=f"^{tmp_path}/file/root can't be made: Not a directory"):
-        hello(tmp_path / "file" / "root")
-
-
 def test_served_line_by_line(agent_pyz: Path, root: Path) -> None:
     """One process answers all questions of a connection, and ends with it; what goes wrong with one spoils no other."""
     process = subprocess.Popen(

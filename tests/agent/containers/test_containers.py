@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import subprocess
@@ -11,18 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from mount_world import Node, needs_root
 from node_world import Cluster, Job
 from waiting import wait_for
 
 from mlflow_batchai.agent import containers, plan
 from mlflow_batchai.agent.containers import container as commands
 from mlflow_batchai.agent.containers import engines
-from mlflow_batchai.agent.containers.container import Container, Mount
+from mlflow_batchai.agent.containers.container import Mount
 from mlflow_batchai.agent.containers.engines import Engine
-from mlflow_batchai.agent.environment import for_engines, in_container
+from mlflow_batchai.agent.environment import for_engines
 from mlflow_batchai.agent.mounts import mountpoints
-from mlflow_batchai.agent.processes import proc
 
 DOCKER, PODMAN = Engine("/usr/bin/docker", "docker"), Engine("/usr/bin/podman", "podman")
 PLAN = plan.Container("team/toy:1")
@@ -84,25 +81,6 @@ def docker(tmp_path: Path) -> FakeDocker:
     return FakeDocker(tmp_path / "fake")
 
 
-@pytest.mark.parametrize(
-    ("image", "whole"),
-    [
-        ("ubuntu", "docker.io/library/ubuntu"),
-        ("ubuntu:22.04", "docker.io/library/ubuntu:22.04"),
-        ("team/toy", "docker.io/team/toy"),
-        ("localhost/toy", "localhost/toy"),
-        ("reg.example.com/toy@sha256:ab", "reg.example.com/toy@sha256:ab"),
-        ("reg:5000/toy", "reg:5000/toy"),
-    ],
-)
-def test_an_image_is_named_with_its_registry(image: str, whole: str) -> None:
-    assert commands.qualified(image) == whole
-
-
-def test_a_folder_inside_another_is_not_mounted_again() -> None:
-    assert commands.outermost(["/a/b", "/a", "/ab", "/c/d/e", "/c/d", "/a"]) == ["/a", "/ab", "/c/d"]
-
-
 def test_mounts_reach_the_container_where_the_node_shares_them() -> None:
     table = (
         "27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n"
@@ -135,23 +113,17 @@ def test_the_command_that_starts_a_container() -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "gpus", "specifications", "offered"),
+    ("engine", "gpus", "option"),
     [
-        (DOCKER, ["GPU-a"], "", ["GPU-a"]),
-        (DOCKER, ["0"], "", ["all"]),
-        (PODMAN, ["GPU-a"], "devices:\n- name: '0'\n- name: GPU-a\n", ["GPU-a"]),
-        (PODMAN, ["GPU-a", "GPU-b"], "- name: GPU-a", ["all"]),
-        (PODMAN, [], "", []),
+        (DOCKER, ["GPU-a"], "--gpus=device=GPU-a"),
+        (DOCKER, ["0"], "--gpus=all"),
+        (PODMAN, ["GPU-a"], "--device=nvidia.com/gpu=all"),
     ],
 )
-def test_gpus_that_a_container_is_given(engine: Engine, gpus: list[str], specifications: str, offered: list[str]) -> None:
-    assert commands.offered(engine, gpus, specifications) == offered
-    made = commands.create(engine, PLAN, "sha256:feed", "n", {}, [], {}, "0:0", gpus=offered, pipe="/jobs/alive")
-    options = {
-        DOCKER: "--gpus=" + ("all" if offered == ["all"] else "device=GPU-a"),
-        PODMAN: f"--device=nvidia.com/gpu={[*offered, ''][0]}",
-    }
-    assert (options[engine] in made) == bool(offered)
+def test_gpus_that_a_container_is_given(engine: Engine, gpus: list[str], option: str) -> None:
+    offered = commands.offered(engine, gpus)
+    assert option in commands.create(engine, PLAN, "sha256:feed", "n", {}, [], {}, "0:0", gpus=offered, pipe="/jobs/alive")
+    assert commands.offered(engine, []) == []
 
 
 def test_no_value_stands_in_the_arguments() -> None:
@@ -182,11 +154,6 @@ def test_what_the_client_would_heed_itself_goes_under_another_name() -> None:
     assert not [name for name in seen if name.startswith("BATCHAI_")]
 
 
-def test_what_a_container_sees_of_the_node() -> None:
-    node = {"PATH": "/node", "LD_LIBRARY_PATH": "/node", "https_proxy": "p", "NCCL_SOCKET_IFNAME": "ib0", "CUDA_HOME": "/node"}
-    assert in_container(node, {"PATH": "/image"}) == {"https_proxy": "p", "NCCL_SOCKET_IFNAME": "ib0", "PATH": "/image"}
-
-
 def test_engines_see_where_they_are_and_no_secret() -> None:
     given = {"DOCKER_HOST": "ssh://h", "DOCKER_AUTH_CONFIG": "secret", "DOCKER_PASSWORD": "secret", "CONTAINERS_CONF": "/c"}
     assert for_engines(given) == {"DOCKER_HOST": "ssh://h", "CONTAINERS_CONF": "/c"}
@@ -195,14 +162,14 @@ def test_engines_see_where_they_are_and_no_secret() -> None:
 def test_which_engine(tmp_path: Path, docker: FakeDocker, monkeypatch: pytest.MonkeyPatch) -> None:
     """docker if it answers, else podman; a docker that is podman takes podman's options."""
     path = {"PATH": str(docker.folder) + ":/bin:/usr/bin"}
-    assert engines.look(path).engine == Engine(str(docker.folder / "docker"), "docker")
+    assert engines.look(path)[0] == Engine(str(docker.folder / "docker"), "docker")
     (docker.folder / "docker").write_text("#!/bin/bash\necho 'Client: Podman Engine'\n")
-    assert engines.look(path).engine == Engine(str(docker.folder / "docker"), "podman")
+    assert engines.look(path)[0] == Engine(str(docker.folder / "docker"), "podman")
     (docker.folder / "docker").write_text("#!/bin/bash\necho 'Cannot connect to the Docker daemon' >&2; exit 1\n")
     podman = docker.folder / "podman"
     podman.write_text("#!/bin/bash\n")
     podman.chmod(0o755)
-    assert engines.look(path).engine == Engine(str(podman), "podman")
+    assert engines.look(path)[0] == Engine(str(podman), "podman")
     podman.write_text("#!/bin/bash\nexec sleep 600\n")
     monkeypatch.setenv("PATH", path["PATH"])
     monkeypatch.setattr(engines, "LOOK_SECONDS", 0.5)
@@ -268,14 +235,6 @@ def test_an_image_of_the_node_serves_where_its_registry_does_not(cluster: Cluste
     assert note in [record["phase"] for record in job.records("phase")]
 
 
-def test_a_node_whose_engine_has_gone(cluster: Cluster, docker: FakeDocker) -> None:
-    """A client was told that there is one (``needs``)."""
-    docker.environment = {"PATH": "/nowhere"}
-    verdict = docker.submit(cluster, "echo never").wait()
-    assert verdict["errors"][0]["code"] == "FailedStartingContainer"
-    assert verdict["reason"].startswith("node-0: no container engine works (docker is not on PATH")
-
-
 def test_an_image_that_is_nowhere(cluster: Cluster, docker: FakeDocker) -> None:
     """The reason and the image are told (azure-docs 15559: FailedStartingContainer and no word more)."""
     docker.set("gone")
@@ -313,47 +272,3 @@ def test_what_a_job_prepared_is_kept_for_its_image(cluster: Cluster, docker: Fak
         assert job.log("stdout.txt") == "made\n"
     marker = (cluster.roots[0] / "prepared" / "0123456789abcdef" / ".complete").read_text()
     assert marker.startswith("sha256:feed ")
-
-
-def test_a_marker_of_another_job_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "container.json").write_text(json.dumps({"mark": "other/1"}))
-    assert containers.sweep(str(tmp_path), "mine/1") is None
-    assert not containers.has_one(str(tmp_path), "mine/1")
-    assert (tmp_path / "container.json").exists()
-
-
-@needs_root
-def test_the_next_container_is_not_ours(tmp_path: Path) -> None:
-    """The kernel gives the number of a namespace whose processes are gone to the next one: another user's container."""
-    root = tmp_path / "node"
-    root.mkdir()
-    node = Node(root, [])
-    engine = tmp_path / "engine"
-    container = Container(
-        node.layout, node.shipper, node.runtime, PLAN, None, Engine(str(engine), "docker"), False, lambda: None
-    )
-    pipe = os.path.join(node.layout.job, "alive")
-
-    def start() -> tuple[subprocess.Popen[bytes], int]:
-        outside = subprocess.Popen(["unshare", "--pid", "--fork", "--kill-child", "sh", "-c", "sleep 600 & wait", pipe])
-        wait_for(lambda: len(proc.descendants(outside.pid)) == 2)
-        return outside, min(proc.descendants(outside.pid))
-
-    outside, first = start()
-    engine.write_text(f"#!/bin/sh\necho {first}\n")
-    engine.chmod(0o755)
-    try:
-        container._find_first(pipe)
-        assert len(container.members()) == 1
-    finally:
-        outside.kill()
-        outside.wait()
-    wait_for(lambda: not container.members())
-    theirs, first = start()
-    try:
-        container._namespace = os.readlink(f"/proc/{first}/ns/pid")  # most often it is the same at once
-        assert container.members() == set()
-        assert first not in container.machinery()
-    finally:
-        theirs.kill()
-        theirs.wait()

@@ -189,13 +189,6 @@ def test_cancel_asks_first_and_then_ends_all(cluster: Cluster, podman: Podman) -
     assert job.processes() == set()
 
 
-def test_a_rank_that_is_killed_in_a_container(cluster: Cluster, podman: Podman) -> None:
-    job = submit(cluster, podman, "(setsid sleep 600 &); kill -SEGV $$")
-    verdict = job.wait()
-    assert (verdict["exitCode"], verdict["reason"]) == (139, "rank 0 on node-0 was killed by SIGSEGV (exit code 139)")
-    assert job.processes() == set()
-
-
 def test_who_saves_has_the_time_that_its_plan_gives(cluster: Cluster, podman: Podman) -> None:
     """Though the shell that the container's engine waits for dies at once."""
     job = submit(cluster, podman, SAVES, terminateSeconds=30.0)

@@ -62,11 +62,6 @@ def test_what_is_left_to_pip(configured: dict[str, str]) -> None:
     assert for_uv(configured, {}) is None
 
 
-def test_what_is_set_for_uv_holds() -> None:
-    found = for_uv({"index-url": "https://a"}, {"UV_INDEX_URL": "https://b", "REQUESTS_CA_BUNDLE": "/ca.pem"})
-    assert found and found[1]["UV_INDEX_URL"] == "https://b" and found[1]["SSL_CERT_FILE"] == "/ca.pem"
-
-
 class World:
     """A folder of wheels, an environment with pip, and a made-up uv, if it is wanted."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import re
@@ -17,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from mlflow_batchai.agent.environments import kept, trainenv, wheels
+from mlflow_batchai.agent.environments import kept, trainenv
 from mlflow_batchai.agent.layout import NodeLayout
 from mlflow_batchai.agent.outcome import Failure, Stop
 from mlflow_batchai.agent.plan import PythonEnvironment
@@ -201,19 +200,6 @@ def test_an_interpreter_that_only_fails_is_left_alone(
     assert Builder().build(layout, wanted()) == str(python)
 
 
-def test_an_interpreter_that_can_t_be_started_just_now(layout: NodeLayout, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Builder()
-    python = Path(run.build(layout, wanted()))
-
-    def start(*arguments: Any, **options: Any) -> None:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    monkeypatch.setattr(trainenv.subprocess, "run", start)
-    with pytest.raises(Failure, match="can't be asked its version: Too many open files; submit again"):
-        Builder().build(layout, wanted())
-    assert python.is_symlink()
-
-
 def test_each_build_is_another(layout: NodeLayout) -> None:
     folder = Path(Builder().build(layout, wanted())).parents[1]
     assert kept.making(str(folder)) == kept.making(str(folder)) != ""
@@ -252,17 +238,6 @@ def test_what_is_used_looks_used(layout: NodeLayout, tmp_path: Path) -> None:
     assert run.names == ["making the environment", "installing the packages"]
 
 
-def test_a_full_disk_is_a_sentence(layout: NodeLayout) -> None:
-    run = Builder("installing the packages")
-    run.tail = ["ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device"]
-    with pytest.raises(Failure) as caught:
-        run.build(layout, wanted())
-    here = re.escape(f"node-0 ({socket.gethostname()})")
-    sentence = rf"a disk of {here} was full while installing the packages: make space there \(free now: {layout.root}: \d+ MB, /.*: \d+ MB\)"
-    assert re.fullmatch(sentence, str(caught.value)), caught.value
-    assert caught.value.tail == run.tail
-
-
 @pytest.mark.parametrize("python", ["python9", "~/bin/python9", "{home}/bin/python9"])
 def test_the_cluster_s_python(
     make_layout: Callable[..., NodeLayout], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python: str
@@ -284,15 +259,6 @@ def test_the_cluster_s_python(
     assert trainenv.interpreter(make_layout(), environment) == sys.executable
 
 
-def test_environments_are_made_from_the_cluster_s_python(make_layout: Callable[..., NodeLayout], tmp_path: Path) -> None:
-    program = tmp_path / "python"
-    program.write_text("#!/bin/sh\necho 2.5\n")
-    program.chmod(0o755)
-    layout = make_layout(python=str(program))
-    assert trainenv.find_python(None, layout) == trainenv.find_python("2.5.1", layout) == str(program)
-    assert trainenv.find_python(f"{sys.version_info[0]}.{sys.version_info[1]}", layout) == sys.executable
-
-
 def test_requirement_files_are_put_in_place(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("# horovod\nnumpy==1\n\nHorovod >= 0.28 ; python_version > '3'\n-r more.txt\n")
     (tmp_path / "more.txt").write_text("keras\n")
@@ -301,18 +267,6 @@ def test_requirement_files_are_put_in_place(tmp_path: Path) -> None:
         ["numpy==1", "keras", "horovod-helpers", "pandas"],
         ["Horovod >= 0.28 ; python_version > '3'"],
     )
-
-
-@pytest.mark.parametrize(
-    "requirement", ["horovod", "horovod==0.28.1", "horovod[keras]==0.28.*", "horovod>=0.19", "horovod == 0.28.1"]
-)
-def test_versions_that_we_can_build(layout: NodeLayout, requirement: str) -> None:
-    wheels.check_version([requirement], layout)
-
-
-def test_a_version_that_we_can_t_build(layout: NodeLayout) -> None:
-    with pytest.raises(Failure, match=r"asks for 'horovod==0.19.0'; only horovod==0.28.1"):
-        wheels.check_version(["horovod==0.19.0"], layout)
 
 
 def test_which_python(layout: NodeLayout, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

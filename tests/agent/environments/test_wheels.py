@@ -51,32 +51,6 @@ def named(share: Path) -> dict[str, str]:
     return choose_wheels(PythonEnvironment("virtualenv", "abc", dependencies=("horovod",)), share, DirectoryShare(share))[0]
 
 
-def test_which_wheels_are_tried_and_in_which_order(tmp_path: Path) -> None:
-    share = tmp_path / "share"
-    key = "cp311-linux_x86_64-tensorflow-2.21.0-89abcdef"
-    assert wheels.candidates(str(share), key) == []
-    for folder in ("", "by-hand", key, OTHER_KEY):
-        make_horovod(share / "wheels" / folder, "x")
-    (share / "wheels" / "by-hand" / ".node-7.part").touch()
-    (share / "wheels" / "keras-3.0-py3-none-any.whl").touch()
-    found = [path.removeprefix(f"{share}/wheels/") for path in wheels.candidates(str(share), key)]
-    name = "horovod-0.28.1-py3-none-any.whl"
-    assert found == [f"{key}/{name}", f"by-hand/{name}", name]
-    assert len(wheels.candidates(str(share), None)) == 4
-
-
-def test_publishing(tmp_path: Path) -> None:
-    wheel = make_horovod(tmp_path / "built", "mine")
-    said: list[str] = []
-    for _ in range(2):
-        wheels.publish(str(tmp_path / "share"), "key", str(wheel), said.append)
-    assert said == ["the Horovod wheel is on the share for others: wheels/key/horovod-0.28.1-py3-none-any.whl"]
-    assert [path.name for path in (tmp_path / "share" / "wheels" / "key").iterdir()] == [wheel.name]
-    (tmp_path / "file").touch()
-    wheels.publish(str(tmp_path / "file"), "key", str(wheel), said.append)
-    assert said[1].startswith("the Horovod wheel could not be put on the share for others: [Errno 20] Not a directory")
-
-
 @pytest.mark.parametrize("cards, used", [("9.0", "b-for-gpus"), ("", "a-for-cpus")])
 def test_gpus_are_not_left_idle_by_a_wheel_without_nccl(
     make_layout: Callable[..., NodeLayout], tmp_path: Path, cards: str, used: str

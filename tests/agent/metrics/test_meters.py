@@ -166,15 +166,6 @@ def test_nvidia_smi_that_hangs_or_dies(tmp_path: Path, script: str, said: str) -
     assert meter.look()["gpu_0_power_usage_watts"] == 350.0
 
 
-def test_where_there_is_nothing_to_ask(tmp_path: Path) -> None:
-    notes: list[str] = []
-    assert GpuMeter(["0"], {"PATH": str(tmp_path)}, notes.append).look() == {}
-    assert GpuMeter([], dict(os.environ), notes.append).look() == {}
-    assert notes == []
-    assert GpuMeter(["MIG-c7384736"], dict(os.environ), notes.append).look() == {}
-    assert len(notes) == 1 and "MIG" in notes[0]
-
-
 def test_the_interval_grows() -> None:
     first = list(itertools.takewhile(lambda moment: moment <= 3600, moments(10.0)))
     assert first[:4] == [1.0, 10.0, 20.0, 30.0] and len(first) == 361

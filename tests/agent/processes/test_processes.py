@@ -67,13 +67,6 @@ def test_marked_finds_all_that_hide(run: Callable[..., subprocess.Popen[str]], m
     assert proc.marked(mark[:-2]) == proc.marked(mark + "0") == set()
 
 
-def test_we_ourselves_are_never_found(mark: str) -> None:
-    code = "import sys; from mlflow_batchai.agent.processes.proc import marked; print(marked(sys.argv[1]))"
-    environment = {**os.environ, MARK_VARIABLE: mark}
-    done = subprocess.run([sys.executable, "-c", code, mark], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
-
-
 def test_a_zombie_is_gone(run: Callable[..., subprocess.Popen[str]], mark: str) -> None:
     process = run("true")
     started = wait_for(lambda: proc.start_time(process.pid) is None)
@@ -145,19 +138,6 @@ def test_sweep_ends_what_forks_without_end(run: Callable[..., subprocess.Popen[s
     process = run("bash", "-c", "trap '' TERM; echo 1; while true; do (sleep 600 &); sleep 0.005; done")
     lines(process, 1)
     assert proc.sweep(lambda: proc.marked(mark), grace=0.2, give_up=60.0) == set()
-
-
-def test_sweep_is_bounded() -> None:
-    """Against what can't be ended; the clock and the signals are the test's own."""
-    moment = [0.0]
-
-    def sleep(seconds: float) -> None:
-        moment[0] += seconds
-
-    gone = 2**22 + 1  # no pid is that high
-    left = proc.sweep(lambda: {gone}, grace=2.0, sleep=sleep, clock=lambda: moment[0], give_up=3.0)
-    assert left == {gone}
-    assert 5.0 <= moment[0] < 5.2
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -105,14 +104,6 @@ def test_readable(text: str, shown: str) -> None:
     assert readable(text) == shown
 
 
-def test_readable_is_linear() -> None:
-    """A long line without a carriage return beside one that has some: a regular expression took minutes here."""
-    text = "1\r2\n" + "x" * 500_000 + "\n"
-    begun = time.process_time()
-    assert readable(text) == "2\n" + "x" * 500_000 + "\n"
-    assert time.process_time() - begun < 0.5
-
-
 @pytest.mark.parametrize(
     ("command", "code", "number", "sentence"),
     [
@@ -134,13 +125,6 @@ def test_how_a_task_ended(
     runtime.run_to_end(task)
     assert (task.exit_code, task.signal, task.verdict) == (code, number, sentence)
     assert runtime.rank_results()[0]["exitCode"] == code
-
-
-def test_a_program_that_is_not_there(runtime: Runtime) -> None:
-    task = Task("x", None, lambda task, stream, data: None)
-    with pytest.raises(FileNotFoundError):
-        runtime.start(task, ["/no/such"], {})
-    assert runtime.pump(0) == []
 
 
 def test_output_and_tail(runtime: Runtime, said: dict[str, bytes]) -> None:
@@ -208,20 +192,6 @@ def test_who_writes_more_than_the_share_takes_waits(runtime: Runtime, said: dict
     kept.busy = False
     runtime.run_to_end(task)
     assert len(said["out"]) == 1_000_000
-
-
-def test_small_lines_are_gathered(runtime: Runtime, said: dict[str, bytes]) -> None:
-    """A rank that prints all the time wakes us fifty times a second at most."""
-    calls = [0]
-
-    def count(task: Task, stream: str, data: bytes) -> None:
-        calls[0] += 1
-
-    task = Task("rank 0", 0, count)
-    code = "import sys, time\nend = time.monotonic() + 0.5\nwhile time.monotonic() < end: print('x'); time.sleep(0.001)"
-    runtime.start(task, [sys.executable, "-u", "-S", "-c", code], {})
-    runtime.run_to_end(task)
-    assert calls[0] <= 35
 
 
 def test_reports_are_shipped_to_the_last(runtime: Runtime, said: dict[str, bytes]) -> None:

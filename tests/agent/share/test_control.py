@@ -17,7 +17,7 @@ import pytest
 from azure_server import AzureServer, self_signed
 from waiting import freeze
 
-from mlflow_batchai.agent import place, protocol
+from mlflow_batchai.agent import place
 from mlflow_batchai.agent.api import examine
 from mlflow_batchai.agent.protocol import JobPaths
 from mlflow_batchai.agent.share import base, open_control, rest, sharefiles, wire
@@ -214,15 +214,6 @@ def test_a_log_file_grows_and_goes_on(site: Site, share: ControlShare) -> None:
     file.append(b"late\n")
     file.flush(last=True)
     assert (site.folder / PATHS.stdouterr / "none.txt").read_bytes() == b"late\n"
-
-
-def test_a_log_file_gives_up_the_oldest(site: Site, share: ControlShare, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "MAX_PENDING_BYTES", 10)
-    file = share.log_file("log.txt")
-    file.append(b"x" * 20 + b"y" * 10)
-    file.flush(last=True)
-    assert (site.folder / "log.txt").read_bytes() == b"y" * 10
-    file.close()
 
 
 def test_segments_are_read_in_order_by_others(site: Site, share: ControlShare) -> None:
@@ -426,23 +417,6 @@ def test_a_listing_of_many_pages(azure_site: Site) -> None:
     assert len(set(azure_site.open().names("many"))) == 5003
 
 
-def test_a_log_file_waits_for_more(azure: AzureServer, azure_site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    moment = [1000.0]
-    monkeypatch.setattr(rest.time, "monotonic", lambda: moment[0])
-    file = azure_site.open().log_file("log.txt")
-    for _ in range(16):
-        file.append(b"line\n")
-        file.flush()
-        moment[0] += rest.LOG_SECONDS / 8
-    assert len((azure_site.folder / "log.txt").read_bytes()) == 9 * 5
-    file.append(b"x" * rest.LOG_BYTES)
-    file.flush()
-    whole = b"line\n" * 16 + b"x" * rest.LOG_BYTES
-    assert (azure_site.folder / "log.txt").read_bytes() == whole
-    puts = [request for request in azure.requests() if request.method == "PUT"]
-    assert sum(request.received for request in puts) == len(whole), "every byte is sent once"
-
-
 def test_a_removed_log_file_begins_anew(azure_site: Site) -> None:
     file = azure_site.open().log_file("log.txt")
     for text in (b"one\n", b"two\n"):
@@ -452,38 +426,6 @@ def test_a_removed_log_file_begins_anew(azure_site: Site) -> None:
     file.append(b"three\n")
     file.flush(last=True)
     assert (azure_site.folder / "log.txt").read_bytes() == b"three\n"
-
-
-def test_a_marker_that_failed_has_no_segment_sent_twice(
-    azure: AzureServer, azure_site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    azure_site.submit()
-    attempt = azure_site.open().attempt(PATHS, 0, 1)
-    mark = rest.RestShare.mark
-
-    def fail(self: rest.RestShare, path: str, number: int) -> None:
-        monkeypatch.setattr(rest.RestShare, "mark", mark)
-        raise ControlError("not now")
-
-    monkeypatch.setattr(rest.RestShare, "mark", fail)
-    with pytest.raises(ControlError):
-        attempt.send("agent-0", 0, [{"n": 0}])
-    sent = len(azure.requests())
-    attempt.send("agent-0", 0, [{"n": 0}])
-    assert not [request for request in azure.requests()[sent:] if "/events/" in request.path]
-    assert (azure_site.folder / PATHS.marker("segments-agent-0")).stat().st_size == 1
-    assert protocol.decode((azure_site.folder / PATHS.segment("agent-0", 0)).read_bytes()) == [{"n": 0}]
-
-
-def test_a_connection_is_kept(azure_site: Site) -> None:
-    share = azure_site.open()
-    assert isinstance(share, rest.RestShare)
-    made: list[int] = []
-    real = share.wire._connect
-    share.wire._connect = lambda: (made.append(1), real())[1]  # type: ignore[method-assign]
-    for _ in range(10):
-        share.entries("")
-    assert made == [1]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from mlflow_batchai.agent.share import index
 from mlflow_batchai.agent.share.base import ENDING, GATHERING, QUEUED, RUNNING, STARTING
 from mlflow_batchai.agent.share.index import PACES, Index
 
@@ -89,12 +88,6 @@ def test_it_is_never_slow_while_others_wait(node: int, phase: str) -> None:
     assert max(wall.run(300)) == (4.0 if node == 0 else 8.0)
 
 
-def test_ten_idle_agents_ask_little() -> None:
-    (first, peer), beats = PACES[RUNNING], 10 / index.HEARTBEAT_SECONDS
-    assert 1 / first.idle + 9 / peer.idle < 0.76
-    assert 1 / first.idle + 9 / peer.idle + beats <= 1.3, "looks and heartbeats a second"
-
-
 def test_a_look_that_failed_is_made_again_at_its_time() -> None:
     wall = Wall(0)
     wall.index.pace(RUNNING)
@@ -107,12 +100,3 @@ def test_a_look_that_failed_is_made_again_at_its_time() -> None:
     wall.failing = False
     wall.run(5)
     assert wall.index.looked > looked
-
-
-def test_what_the_index_says() -> None:
-    wall = Wall(0)
-    assert not wall.index.has("verdict") and wall.index.count("segments-agent-1") == 0
-    wall.markers.update({"verdict": 0, "segments-agent-1": 7, "request-a": 0, "request-b-c": 0})
-    wall.run(2)
-    assert wall.index.has("verdict") and wall.index.count("segments-agent-1") == 7
-    assert wall.index.names("request-") == ["a", "b-c"]

@@ -7,7 +7,6 @@ import os
 
 import pytest
 
-from mlflow_batchai.agent import peers
 from mlflow_batchai.agent.share.base import ControlError
 from mlflow_batchai.agent.share.sharefiles import AWAY_SECONDS, ShareErrors, sentence
 
@@ -63,10 +62,6 @@ def test_one_error_before_a_round_that_hangs_is_not_for_good():
     assert scene.after(0.0, None) is None
 
 
-def test_who_is_not_let_in_says_that_before_it_says_that_the_share_is_away():
-    assert peers.REFUSED_SECONDS < AWAY_SECONDS
-
-
 @pytest.mark.parametrize("passing", [error(errno.EIO), error(errno.ETIMEDOUT), ControlError("the share can't be reached")])
 def test_what_may_pass_is_borne_for_a_quarter_of_an_hour(passing):
     scene = Scene()
@@ -74,18 +69,3 @@ def test_what_may_pass_is_borne_for_a_quarter_of_an_hour(passing):
     assert scene.after(AWAY_SECONDS - 1, passing) is None
     assert "the share could not be used for 901 s (" in scene.after(2.0, passing)
     assert scene.after(1.0, None) is None
-
-
-def test_a_round_that_hangs_is_told_of_at_last():
-    scene = Scene()
-    scene.now += AWAY_SECONDS
-    assert scene.trouble.told() is None
-    scene.now += 1.0
-    assert scene.trouble.told() == "the share could not be used for 901 s (it doesn't answer)"
-
-
-def test_a_share_by_rest_says_what_it_is():
-    assert sentence(ControlError("the file share a/b is full: delete files there", errno.ENOSPC)) == (
-        "the file share a/b is full: delete files there"
-    )
-    assert sentence(ControlError("denied", errno.EACCES)) is None, "that may be a rule which someone is just correcting"

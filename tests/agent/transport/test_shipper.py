@@ -184,20 +184,6 @@ def test_log_lines_are_dropped_and_counted_and_metrics_never(make: Maker, monkey
     assert thread.text("stdout.txt").splitlines() == shipped
 
 
-def test_a_healthy_share_makes_writers_wait_and_a_stalled_one_doesn_t(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shipper, "MAX_PENDING_BYTES", 1000)
-    thread = make(start=False)
-    thread.shipper._last_written = time.monotonic()
-    assert not thread.shipper.busy
-    thread.shipper.log(0, "out", b"x" * 600 + b"\n")
-    assert thread.shipper.busy
-    thread.shipper.error = OSError("full")
-    assert not thread.shipper.busy
-    thread.shipper.error = None
-    thread.shipper._last_written -= shipper.HEALTHY_SECONDS  # blocked in a write
-    assert not thread.shipper.busy
-
-
 def test_a_segment_that_was_tried_comes_again_the_same(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     """A write may fail after it has arrived: whoever has read that segment must not miss what it holds the second time."""
     monkeypatch.setattr(mounted, "HEARTBEAT_SECONDS", 0.05)
@@ -327,23 +313,6 @@ class Talkers:
         return 0
 
 
-@pytest.mark.parametrize("at_once", [1, 8])
-def test_many_who_say_much_are_not_listened_to_for_ever(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
-    monkeypatch.setattr(sharefiles, "ROUNDS_SECONDS", 0.3)
-    followers = {node: SegmentReader(f"agent-{node}") for node in range(16)}
-    heard: dict[int, list[int]] = {node: [] for node in followers}
-    attempt = Talkers(seconds=0.01 / at_once)
-    monkeypatch.setattr(sharefiles, "time", attempt)
-    rounds = SegmentReaders(followers, attempt, at_once)  # type: ignore[arg-type]
-    with contextlib.closing(rounds):
-        for _ in range(2):
-            rounds.read(lambda node, records: heard[node].extend(record["n"] for record in records))
-    count = len(heard[0])
-    assert count == 4 if at_once == 1 else 10 <= count <= 40
-    assert all(numbers == list(range(count)) for numbers in heard.values()), "none before the others, none twice"
-    assert (attempt.hurried > 0) == (at_once > 1)
-
-
 @pytest.mark.parametrize("at_once", [1, 4])
 def test_what_others_said_is_not_lost_with_one_who_cant_be_read(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
     monkeypatch.setattr(sharefiles, "ROUNDS_SECONDS", 0.0)
@@ -438,18 +407,6 @@ def test_what_the_share_has_lost_is_sent_again(make: Maker, monkeypatch: pytest.
     assert steps(thread) == [0, 1, 2, 3]
 
 
-def test_little_is_kept_to_be_sent_again(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shipper, "MOST_KEPT_BYTES", 300)
-    thread = make()
-    for step in range(9):
-        metric(thread, step)
-        wait_for(lambda step=step: len(steps(thread)) == step + 1)
-    for file in thread.events.glob("*/*.jsonl"):
-        file.unlink()
-    assert thread.shipper.finish(60)
-    assert steps(thread) in ([7, 8], [6, 7, 8])
-
-
 def test_lines_that_the_share_never_took_are_counted(make: Maker) -> None:
     thread = make()
     thread.shipper.log(0, "out", b"one\n")
@@ -462,21 +419,6 @@ def test_lines_that_the_share_never_took_are_counted(make: Maker) -> None:
     assert thread.shipper.log_totals["stdout.txt"] == [4, 1]
     assert thread.shipper.unsent_lines == 30
     thread.recover()
-
-
-def test_what_nobody_waits_for_waits_a_while() -> None:
-    now = [0.0]
-    queue = shipper.Unhurried(lambda: now[0])
-    queue.add("system", n=0)
-    now[0] = 9.0
-    queue.add("system", n=1)
-    assert queue.take(10.0) == []
-    now[0] = 10.0
-    assert [record["n"] for record in queue.take(10.0)] == [0, 1]
-    assert queue.take() == []
-    for number in range(shipper.MOST + 5):
-        queue.add("system", n=number)
-    assert [record["n"] for record in queue.take()] == list(range(5, 5 + shipper.MOST_AT_ONCE)), "the oldest are given up"
 
 
 @pytest.fixture
@@ -515,10 +457,3 @@ def test_it_leaves_in_place_of_a_heartbeat(ship: Callable[..., Thread]) -> None:
     wait_for(lambda: thread.shipper.sequence >= 1)
     thread.shipper.sample(n=0)
     wait_for(lambda: ["system"] in kinds(thread))
-
-
-def test_where_a_segment_costs_requests_it_waits_longer(ship: Callable[..., Thread]) -> None:
-    thread = ship(0.05, 600.0)
-    thread.shipper.sample(n=0)
-    wait_for(lambda: thread.shipper.sequence >= 4)
-    assert kinds(thread)[:4] == [["beat"]] * 4
