@@ -29,8 +29,6 @@ _MLFLOWS_OWN = (
     *("MLFLOW_TRACKING_AUTH", "MLFLOW_TRACKING_AWS_SIGV4", "MLFLOW_WORKSPACE", "MLFLOW_ENABLE_WORKSPACES"),
     "MLFLOW_TRACKING_INSECURE_TLS",
 )
-# Files of a user's home in which its client finds a user and a password.
-_CREDENTIALS = (".mlflow/credentials", ".netrc", "_netrc")
 _SQLITE = "sqlite:///"
 _CONDITION = re.compile(
     r"(?:tags\.`(?P<tag>[^`]+)`|attributes\.(?P<attribute>\w+)) (?P<comparator>=|!=|LIKE) '(?P<value>[^']*)'"
@@ -91,10 +89,11 @@ def _store(tracking: Tracking) -> _Server | _Database | None:
         return None
     if uri.startswith(_SQLITE):
         return _Database(uri.removeprefix(_SQLITE))
-    if not uri.startswith(("http://", "https://")) or os.environ.get("NETRC"):
+    if not uri.startswith(("http://", "https://")):
         return None
-    home = Path(os.path.expanduser("~"))  # noqa: PTH111 (Path's own raises for a user without one)
-    return None if any((home / name).exists() for name in _CREDENTIALS) else _Server(tracking)
+    # Its client finds a user and a password there; a user without a home has none.
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111 (Path's own raises then)
+    return None if (home / ".mlflow" / "credentials").exists() else _Server(tracking)
 
 
 class _Server:
@@ -123,6 +122,7 @@ class _Server:
 
     def _ask(self, what: str, body: Mapping[str, Any] | None = None) -> Any:
         import requests
+        from requests.auth import HTTPBasicAuth
 
         known = self._known
         user, password, token = (
@@ -133,7 +133,7 @@ class _Server:
             "GET" if body is None else "POST",
             f"{self._url}/{what}",
             json=body and {key: value for key, value in body.items() if value is not None},
-            auth=(user, password) if is_basic else None,
+            auth=HTTPBasicAuth(user, password) if is_basic else None,
             headers={"Authorization": b"Bearer " + token} if token and not is_basic else None,
             verify=known.get("MLFLOW_TRACKING_SERVER_CERT_PATH") or True,
             cert=known.get("MLFLOW_TRACKING_CLIENT_CERT_PATH"),
