@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from mlflow_batchai.documents.job import JobDocument
     from mlflow_batchai.follower.detached import Submitted
     from mlflow_batchai.job.lease import LeaseView
-    from mlflow_batchai.plan.planning import JobOptions
     from mlflow_batchai.tracking.runs import Tracking
 
 STATES = ("queued", "running", "terminating", "succeeded", "failed", "terminated")
@@ -105,16 +105,14 @@ def create(
     new_name(name, "job")
     file = file.absolute()
     mounts.use_account()
-    from mlflow_batchai.plan.planning import JobOptions
-
     document = _read(file, mounts, dry_run)
-    job_options = JobOptions(retries, min_nodes, umask=umask)
+    options = {"retries": retries, "min_nodes": min_nodes, "umask": umask}
     written = document.properties.cluster
     chosen = cluster_name or (written.name if written else None) or default("cluster")
     chosen = short_name(chosen) if chosen else None
     if dry_run:
-        return _described(scope, name, document, load_cluster(chosen, noted=False), file, job_options)
-    return _submitted(scope, name, document, chosen, file, job_options)
+        return _described(scope, name, document, load_cluster(chosen, noted=False), file, options)
+    return _submitted(scope, name, document, chosen, file, options)
 
 
 def _read(file: Path, mounts: MountOptions, dry_run: bool) -> JobDocument:
@@ -131,11 +129,13 @@ def _read(file: Path, mounts: MountOptions, dry_run: bool) -> JobDocument:
     return document
 
 
-def _described(scope: Scope, name: str, document: JobDocument, cluster: Cluster, file: Path, job_options: JobOptions) -> Result:
+def _described(
+    scope: Scope, name: str, document: JobDocument, cluster: Cluster, file: Path, options: Mapping[str, Any]
+) -> Result:
     """The job that would be started; neither the tracking store nor a node is asked."""
     from mlflow_batchai.plan import dryrun, standalone
 
-    prepared = standalone.prepare(document, name, cluster, str(file), job_options)
+    prepared = standalone.prepare(document, name, cluster, str(file), options)
     notice(*prepared.warnings, noted=False)
     standalone.check_script(prepared, document.properties, str(file))
     found = dryrun.describe(prepared, cluster, scope.workspace, scope.experiment or DEFAULT_EXPERIMENT)
@@ -145,13 +145,11 @@ def _described(scope: Scope, name: str, document: JobDocument, cluster: Cluster,
 
 
 def _submitted(
-    scope: Scope, name: str, document: JobDocument, cluster_name: str | None, file: Path, job_options: JobOptions
+    scope: Scope, name: str, document: JobDocument, cluster_name: str | None, file: Path, options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Start the job, and show it."""
     from mlflow_batchai.client import jobview, runner, submitting
-    from mlflow_batchai.follower import notify
     from mlflow_batchai.plan import standalone
-    from mlflow_batchai.plan.volumes import check_volumes
     from mlflow_batchai.tracking import index, runs
 
     store = tracking()
@@ -164,13 +162,10 @@ def _submitted(
             f" (batchai job delete {name})"
         )
     cluster = load_cluster(cluster_name)
-    prepared = standalone.prepare(document, name, cluster, str(file), job_options)
+    prepared = standalone.prepare(document, name, cluster, str(file), options)
     notice(*prepared.warnings)
-    notify.check(prepared.plan.notify, prepared.secrets)
-    check_volumes(prepared.plan.volumes, cluster)
     standalone.check_script(prepared, document.properties, str(file))
-    checked = cluster.engine.check(prepared.plan.node_count, prepared.needs)
-    notice(*checked.warnings)
+    prepared = submitting.check_prepared(prepared, cluster, notice)
     request = submitting.RunRequest(
         store,
         experiment.experiment_id,
@@ -181,7 +176,7 @@ def _submitted(
         resource_group=scope.resource_group,
         unique=True,
     )
-    return jobview.view(submitting.create(prepared.with_tools(checked.missing), cluster, request))
+    return jobview.view(submitting.create(prepared, cluster, request))
 
 
 def _experiment(scope: Scope, mlflow: MlflowClient) -> Experiment:
@@ -228,12 +223,11 @@ def _found(scope: Scope, name: str) -> tuple[Submitted | None, Run]:
 @click.option("-c", "--cluster", metavar="NAME", help="Only jobs of this cluster.")
 @click.option("--state", type=click.Choice(STATES), help="Only jobs in this state.")
 @click.option("-n", "--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="The newest N of them.")
-@click.option("--page-token", metavar="TOKEN", help="Go on where an earlier list ended, which gave this.")
 @click.option("--all", "every", is_flag=True, help="All of them, however many there are.")
-def list_jobs(scope: Scope, cluster: str | None, state: str | None, limit: int, page_token: str | None, every: bool) -> Any:
+def list_jobs(scope: Scope, cluster: str | None, state: str | None, limit: int, every: bool) -> Any:
     """Jobs, the newest first: of all workspaces and experiments, unless one is named."""
     from mlflow_batchai.client import jobview
-    from mlflow_batchai.tracking import index, reading, stores
+    from mlflow_batchai.tracking import index, reading
 
     store = tracking()
     mlflow = reading.client(store)
@@ -244,21 +238,11 @@ def list_jobs(scope: Scope, cluster: str | None, state: str | None, limit: int, 
         "cluster": short_name(cluster) if cluster else None,
         "state": state,
     }
-    listed: list[Run] = []
-    try:
-        while True:
-            page = index.jobs(mlflow, index.PAGE if every else limit, page_token, names, **wanted)
-            listed += page
-            # A database gives it as bytes, a server as text.
-            page_token = page.token.decode() if isinstance(page.token, bytes) else page.token
-            if not (every and page_token):
-                break
-    except Exception as error:  # MLflow raises whatever its store raises
-        if page_token is None or not stores.is_refusal(error):
-            raise
-        raise UsageError(f"--page-token {page_token}: MLflow does not know it: {stores.sentence(error)}") from error
-    if page_token:
-        notice(f"there are more: --page-token {page_token}, or --all")
+    size = index.PAGE if every else limit
+    found = experiments.pages(lambda token: index.jobs(mlflow, size, token, names, **wanted))
+    listed = list(found if every else itertools.islice(found, limit))
+    if len(listed) == limit and not every:
+        notice(f"these are the newest {limit}: --limit N or --all shows more")
     if not listed:
         if scope.workspace_given:
             # Jobs may stand under a workspace that has no record here: only now it matters.
@@ -439,9 +423,6 @@ def logs(scope: Scope, name: str, follow: bool, rank: int | None, stderr: bool, 
 
     found = find_job(scope, name, attempt)
     job = found.job
-    ranks = job.plan.ranks
-    if rank is not None and rank >= ranks:
-        raise UsageError(f"--rank {rank}: job {job.name} has {ranks} rank{'s' * (ranks > 1)}, numbered from 0")
     file = directories.log_name(job, rank, "stderr" if stderr else "stdout")
     if follow:
         show_text(growing(found, directories.LOGS, file, required=False), job.name)

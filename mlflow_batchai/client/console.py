@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.status import Status
 
 SHOWN_METRICS = 6
-TRANSFER_SECONDS, REDRAW_SECONDS, SENDING_SECONDS = 5.0, 0.5, 10.0
+PROGRESS_SECONDS, REDRAW_SECONDS = 5.0, 0.5
 
 
 class JobConsole:
@@ -42,9 +42,8 @@ class JobConsole:
         self._epoch: dict[str, float] = {}
         self._step = -1
         self._names = Names()
-        self._transfer_told: float | None = None
         self._sending = ""
-        self._sending_told: float | None = None
+        self._progress_told: float | None = None
         if self._err.isatty():
             from rich.console import Console
 
@@ -57,19 +56,17 @@ class JobConsole:
 
     def transfer(self, sent: int, total: int) -> None:
         """Show how far the upload of files is; short ones are not shown."""
-        now = time.monotonic()
-        if self._transfer_told is None or sent == 0:
-            self._transfer_told = now
-            return
-        if now - self._transfer_told >= (TRANSFER_SECONDS if self._rich is None else REDRAW_SECONDS) and sent < total:
-            self._transfer_told = now
-            self.state(f"sending {sent / 1e6:.1f} of {total / 1e6:.1f} MB")
+        if self._progress_told is None or sent == 0:
+            self._progress_told = time.monotonic()
+        elif sent < total:
+            self.sending(f"{sent / 1e6:.1f} of {total / 1e6:.1f} MB")
 
     def sending(self, text: str) -> None:
-        """Show how far the outputs are on their way into the run; empty: show nothing."""
-        now, last = time.monotonic(), self._sending_told
-        if text and text != self._sending and (last is None or now - last >= SENDING_SECONDS):
-            self._sending, self._sending_told = text, now
+        """Show from time to time how far an upload is; empty: show nothing."""
+        now, last = time.monotonic(), self._progress_told
+        pause = PROGRESS_SECONDS if self._rich is None else REDRAW_SECONDS
+        if text and text != self._sending and (last is None or now - last >= pause):
+            self._sending, self._progress_told = text, now
             self.state(f"sending {text}")
 
     def state(self, text: str) -> None:

@@ -22,7 +22,7 @@ from mlflow_batchai.follower import detached, retries
 from mlflow_batchai.follower.detached import Submitted
 from mlflow_batchai.job.jobs import pause_after
 from mlflow_batchai.job.lease import LeaseState, LeaseView
-from mlflow_batchai.tracking import runs
+from mlflow_batchai.tracking import runs, stores
 from mlflow_batchai.tracking.runs import Tracking
 
 if TYPE_CHECKING:
@@ -130,10 +130,12 @@ def _opened(found: Sequence[Run], tracking: Tracking) -> list[Candidate]:
             continue
         try:
             candidate.submitted = future.result()
-        except lookup.NoFolderError as lost:
-            candidate.end(*_without_folder(lost))
         except Exception as error:  # whatever is wrong with one job, the others are looked after
-            candidate.end(Result.UNSEEN, _sentence(error))
+            if isinstance(error, lookup.NoFolderError) and error.unstarted:
+                how = f"batchai job terminate {error.run_id} ends its run"
+                candidate.end(Result.UNSTARTED, f"nothing of it was started, or is yet; {how}")
+            else:
+                candidate.end(Result.UNSEEN, stores.sentence(error))
         else:
             _try(candidate, _look)
     return candidates
@@ -149,21 +151,11 @@ def _open(run: Run, tracking: Tracking) -> Submitted:
     return submitted
 
 
-def _without_folder(lost: lookup.NoFolderError) -> tuple[Result, str]:
-    if lost.unstarted:
-        return Result.UNSTARTED, f"nothing of it was started, or is yet; batchai job terminate {lost.run_id} ends its run"
-    return Result.UNSEEN, str(lost)
-
-
 def _try(candidate: Candidate, step: Callable[[Candidate], object]) -> None:
     try:
         step(candidate)
     except Exception as error:  # as above
-        candidate.end(Result.UNSEEN, _sentence(error))
-
-
-def _sentence(error: Exception) -> str:
-    return str(error) if isinstance(error, BatchAIError) else f"{type(error).__name__}: {error}"
+        candidate.end(Result.UNSEEN, stores.sentence(error))
 
 
 def _look(candidate: Candidate) -> LeaseView:
@@ -193,7 +185,9 @@ def _judge(candidate: Candidate) -> None:
         candidate.end(Result.WAITS, lacking)
     elif follower.state is not LeaseState.UNKNOWN:
         detached.start_follower(candidate.found)
-        candidate.end(Result.STARTED, f"follower started (process {candidate.found.follower}){_why(follower)}")
+        why = f"; {follower.who} is gone" if follower.holder else ""
+        why = f"; {follower.who} says: {follower.trouble}" if follower.trouble else why
+        candidate.end(Result.STARTED, f"follower started (process {candidate.found.follower}){why}")
 
 
 def _lacking(candidate: Candidate) -> str:
@@ -207,13 +201,6 @@ def _lacking(candidate: Candidate) -> str:
     except retries.NotHereError as error:
         return str(error)
     return ""
-
-
-def _why(follower: LeaseView) -> str:
-    """The error of the follower before, or where it was."""
-    if follower.trouble:
-        return f"; {follower.who} says: {follower.trouble}"
-    return f"; {follower.who} is gone" if follower.holder else ""
 
 
 def wait(candidates: Sequence[Candidate], say: Say) -> Iterator[Candidate]:

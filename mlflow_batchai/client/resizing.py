@@ -118,8 +118,8 @@ def decisions(census: Census, option: str) -> list[tuple[Reservation, str]]:
 def _goes_on(cluster: Cluster, reservation: Reservation) -> bool:
     """Whether a reservation's attempt is what its job is at, and not over: its agents may be there for a moment longer."""
     try:
-        job = Job(cluster.share, reservation.folder) if reservation.folder else None
-        return job is None or (reservation.mark == protocol.job_mark(job.plan.job, job.attempt) and not job.state().ended)
+        job = Job(cluster.share, reservation.folder)
+        return reservation.mark == protocol.job_mark(job.plan.job, job.attempt) and not job.state().ended
     except JobError:  # it isn't there, or was changed
         return True
 
@@ -132,9 +132,7 @@ def _requeue(cluster: Cluster, reservation: Reservation, name: str, tracking: Ca
     """
     goes_on = "goes on; its nodes leave when it has ended" if reservation.started else "waits for its nodes"
     try:
-        job = Job(cluster.share, reservation.folder) if reservation.folder else None
-        if job is None:
-            raise JobError("it was submitted by an earlier version")
+        job = Job(cluster.share, reservation.folder)
         found = lookup.find(job.plan.run_id, tracking())
         if found.job.folder != job.folder:
             raise JobError("its run is in another tracking store (MLFLOW_TRACKING_URI)")
@@ -152,9 +150,6 @@ def _requeue(cluster: Cluster, reservation: Reservation, name: str, tracking: Ca
 def _terminate(cluster: Cluster, reservation: Reservation, why: str, tracking: Callable[[], Tracking], say: Say) -> set[str]:
     """Ask for a job's end, and see to it that somebody brings it into its run; the job's mark, if it will come."""
     name = scaling.name_of(cluster.share, reservation)
-    if not reservation.folder:
-        say(f"job {name} goes on: it was submitted by an earlier version; end it with: batchai job terminate")
-        return set()
     try:
         job = Job(cluster.share, reservation.folder)
         job.request_cancel(runner.user(), why)

@@ -151,8 +151,6 @@ class SubmittedJob:
         job = submitted.job
         if stream not in ("stdout", "stderr"):
             raise UsageError(f"there is no stream '{stream}'; it is stdout or stderr")
-        if rank is not None and not 0 <= rank < job.plan.ranks:
-            raise UsageError(f"job {job.name} has no rank {rank}; it has {job.plan.ranks}, numbered from 0")
         name = directories.log_name(job, rank, stream)
         if follow:
             pieces = streaming.stream_file(submitted, directories.LOGS, name, self._console().say, required=False)

@@ -280,6 +280,11 @@ def prepare(
 
 
 def check(ready: Ready, say: Say) -> Ready:
+    """The same job, checked as by ``check_prepared``."""
+    return replace(ready, prepared=check_prepared(ready.prepared, ready.source.cluster, say))
+
+
+def check_prepared(prepared: Prepared, cluster: Cluster, say: Say) -> Prepared:
     """Ask the cluster's nodes whether they can run the job; the same job, with what they lack and are sent.
 
     Args:
@@ -288,13 +293,12 @@ def check(ready: Ready, say: Say) -> Ready:
     Raises:
         BatchAIError: they can't.
     """
-    cluster, prepared = ready.source.cluster, ready.prepared
     notify.check(prepared.plan.notify, {**prepared.secrets, **prepared.told})
     check_volumes(prepared.plan.volumes, cluster)
     checked = cluster.engine.check(prepared.plan.node_count, prepared.needs)
     for warning in checked.warnings:
         say(warning)
-    return replace(ready, prepared=prepared.with_tools(checked.missing))
+    return prepared.with_tools(checked.missing)
 
 
 def choose_experiment(tracking: runs.Tracking, source: Source, experiment_id: str | None = None) -> Experiment:

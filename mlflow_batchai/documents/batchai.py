@@ -44,7 +44,6 @@ CODE_BYTES, MOST_CODE_BYTES = 1000**2, 100 * 1000**2
 SAMPLE_INTERVAL = timedelta(seconds=10)
 # In the name of a metric: a smaller value is a better one.
 LESS_IS_BETTER = ("loss", "error", "mse", "mae", "perplexity")
-# The alias is the end of a tag's name, which has 250 letters at most.
 Alias = Annotated[
     str,
     matching(

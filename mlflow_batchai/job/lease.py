@@ -19,15 +19,10 @@ from typing import NamedTuple
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.agent.protocol import Record, TornFileError
-from mlflow_batchai.agent.records import (
-    Shape,
-    has,
-    is_count,
-)
+from mlflow_batchai.agent.records import Shape, has, is_count, is_text, list_of
 from mlflow_batchai.errors import JobError, ShareError
 from mlflow_batchai.job import signing
 from mlflow_batchai.job.jobs import Job
-from mlflow_batchai.job.relay_memory import usable
 from mlflow_batchai.job.signing import Signature
 from mlflow_batchai.storage import job_file
 
@@ -42,6 +37,7 @@ _CURSOR: Shape = {
     "finished": lambda value: isinstance(value, bool),
     "holder": lambda value: isinstance(value, dict) and all(map(is_count, (value.get("pid", 1), value.get("started", 1)))),
 }
+_SENTENCES = ("notes", "leftOut", "onlyThere", "missing")
 
 
 class LeaseLostError(JobError):
@@ -149,10 +145,15 @@ class Lease:
             cursor, signature = signing.examine(path, protocol.decode_one(job_file(self._job.share, path) or b""))
         except TornFileError:
             return None
-        if signature is not Signature.OWN and self._job.signature is Signature.OWN:
-            return None
         known = {key: check for key, check in _CURSOR.items() if key in cursor}
-        return cursor if has(cursor, known) else None
+        if not has(cursor, known) or (signature is not Signature.OWN and self._job.signature is Signature.OWN):
+            return None
+        memory = cursor.get("memory")
+        if signature is not Signature.OWN and isinstance(memory, dict):
+            # Another user may have written anything there: all but the sentences is relayed again, and MLflow drops it.
+            sentences = {key: memory[key] for key in _SENTENCES if list_of(is_text)(memory.get(key))}
+            cursor["memory"] = {**sentences, "attempt": cursor.get("attempt", 1)}
+        return cursor
 
     def _over(self, cursor: Record) -> bool:
         """Whether a cursor says that the job's attempt is in the run."""
@@ -174,7 +175,7 @@ class Lease:
         return self._sentences("missing")
 
     def _sentences(self, key: str) -> list[str]:
-        memory = usable(self._newest()[1].get("memory") or {})
+        memory = self._newest()[1].get("memory") or {}
         return [str(sentence) for sentence in memory.get(key, [])]
 
     def view(self) -> LeaseView:
@@ -229,7 +230,7 @@ class Lease:
             if free and self._job.share.claim(self._job.paths.lease(newest + 1)):
                 self.number = newest + 1
                 last = self._last_cursor(newest)
-                self.memory = usable(last.get("memory") or {})
+                self.memory = last.get("memory") or {}
                 # Its holder may have finished between our look and our claim.
                 finished = bool(last.get("finished"))
                 over = finished and self._over(last)
@@ -292,7 +293,7 @@ class Lease:
         _, cursor, taken = self._newest()
         if cursor.get("finished") and self._over(cursor) and self._job.share.claim(self._job.paths.lease(taken + 1)):
             self.number, self.attempt = taken + 1, int(cursor.get("attempt", 1))
-            self.memory = usable(cursor.get("memory") or {})
+            self.memory = cursor.get("memory") or {}
             self.release("")
 
     @contextlib.contextmanager

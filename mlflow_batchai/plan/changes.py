@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -15,8 +14,6 @@ from mlflow_batchai.storage.objects import StagedFile
 
 GIT_SECONDS = 10.0
 MOST_DIFF_BYTES = 1 << 20
-# Of git's answer: names of changed files, and their changes.
-MOST_BYTES = 8 << 20
 MOST_NAMES = 1000
 _DIFF = (
     *("--patch-with-raw", "-z", "--no-abbrev", "--relative", "--no-renames", "--no-color", "--no-ext-diff", "--no-textconv"),
@@ -54,8 +51,7 @@ def since_commit(folder: Path, code: Sequence[StagedFile], secret_texts: Collect
         if not commit:
             return None
         tracked = {os.fsdecode(name) for name in git.ask("ls-files", "-z").split(b"\0")}
-        answer, whole = git.beginning("diff", "HEAD", *_DIFF, "--", ".")
-        changes = list(_changes(answer, whole))
+        changes = list(_changes(git.ask("diff", "HEAD", *_DIFF, "--", ".")))
         sent = {file.path for file in code}
         shown = [change for change in changes if change.path in sent]
         withheld = [change.path for change in shown if _speaks(git, change, secret_texts)]
@@ -67,7 +63,7 @@ def since_commit(folder: Path, code: Sequence[StagedFile], secret_texts: Collect
     deleted = [change.path for change in changes if not os.path.lexists(folder / change.path)]
     changed = [change.path for change in shown]
     diff = b"".join(change.text for change in shown if change.path not in withheld)
-    if len(diff) > MOST_DIFF_BYTES or not whole:
+    if len(diff) > MOST_DIFF_BYTES:
         diff = diff[: diff.rfind(b"\n", 0, MOST_DIFF_BYTES) + 1] + b"# cut here: the rest is not kept\n"
     return {
         "commit": commit,
@@ -81,14 +77,14 @@ def since_commit(folder: Path, code: Sequence[StagedFile], secret_texts: Collect
     }
 
 
-def _changes(answer: bytes, whole: bool) -> Iterator[_Change]:
-    """What git says of changed files first, then shows one after the other; one whose text didn't come has none."""
+def _changes(answer: bytes) -> Iterator[_Change]:
+    """What git says of changed files first, then shows one after the other."""
     names, _, patch = answer.partition(b"\0\0")
     fields = names.split(b"\0")
     # Every other line of a patch begins with another letter, or with a word of git's.
     texts = [_HEADER + text for text in (b"\n" + patch).split(b"\n" + _HEADER)[1:]]
     texts = [text if text.endswith(b"\n") else text + b"\n" for text in texts]
-    if whole and len(texts) != len(fields) // 2:
+    if len(texts) != len(fields) // 2:
         texts = []  # whose they are can't be told
     for number, (about, name) in enumerate(zip(fields[::2], fields[1::2], strict=False)):
         yield _Change(os.fsdecode(name), about.split()[2].decode(), texts[number] if number < len(texts) else b"")
@@ -115,33 +111,10 @@ class _Git:
 
     def ask(self, *words: str) -> bytes:
         """Output of a git command; nothing if it fails."""
-        argv, nothing = self._argv(words), subprocess.DEVNULL
-        done = subprocess.run(argv, stdin=nothing, capture_output=True, check=False, timeout=self._rest(), env=_environment())
-        return done.stdout if done.returncode == 0 else b""
-
-    def beginning(self, *words: str) -> tuple[bytes, bool]:
-        """(the first ``MOST_BYTES`` of what git says, whether that is all)."""
-        argv, nothing = self._argv(words), subprocess.DEVNULL
-        with subprocess.Popen(argv, stdin=nothing, stdout=subprocess.PIPE, stderr=nothing, env=_environment()) as process:
-            alarm = threading.Timer(self._rest(), process.kill)
-            alarm.start()
-            assert process.stdout is not None
-            answer = process.stdout.read(MOST_BYTES)
-            whole = not process.stdout.read(1)
-            alarm.cancel()
-            process.kill()
-        if time.monotonic() >= self._until:
-            raise subprocess.TimeoutExpired(argv, GIT_SECONDS)
-        return answer, whole
-
-    def _argv(self, words: Sequence[str]) -> list[str]:
         # What has the content that it had is no change, and no program of the repository's configuration is run.
-        return ["git", "-C", str(self._folder), "-c", "diff.autoRefreshIndex=true", "-c", "core.fsmonitor=false", *words]
-
-    def _rest(self) -> float:
-        return max(0.001, self._until - time.monotonic())
-
-
-def _environment() -> dict[str, str]:
-    # Nothing is written into the user's repository.
-    return {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
+        argv = ["git", "-C", str(self._folder), "-c", "diff.autoRefreshIndex=true", "-c", "core.fsmonitor=false", *words]
+        # Nothing is written into the user's repository.
+        environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
+        rest = max(0.001, self._until - time.monotonic())
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=rest, env=environment)
+        return done.stdout if done.returncode == 0 else b""

@@ -15,7 +15,6 @@ import os
 import posixpath
 import re
 import stat
-import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -114,21 +113,17 @@ def _in_service(share: Share) -> dict[str, str]:
     found: dict[str, str] = {}
     ours = _Cache()
     folders = [(WHEELS, DEPTH)]
-    with tempfile.TemporaryDirectory(prefix="batchai-wheels-") as temporary:
-        while folders:
-            folder, depth = folders.pop()
-            for entry in share.list(folder):
-                path = f"{folder}/{entry.name}"
-                if entry.is_directory and depth > 1:
-                    folders.append((path, depth - 1))
-                elif not entry.is_directory and WHEEL.match(entry.name):
-                    found[path] = ""
-                    if ours.may_have(entry.name, entry.size):
-                        copy = Path(temporary, str(len(found)))
-                        share.download(path, copy)
-                        with _opened(str(copy)) as file:
-                            digest = _hash(file)
-                        found[path] = digest if ours.has(digest) else ""
+    while folders:
+        folder, depth = folders.pop()
+        for entry in share.list(folder):
+            path = f"{folder}/{entry.name}"
+            if entry.is_directory and depth > 1:
+                folders.append((path, depth - 1))
+            elif not entry.is_directory and WHEEL.match(entry.name):
+                found[path] = ""
+                if ours.may_have(entry.name, entry.size):
+                    digests = (hashlib.sha256(data).hexdigest() for _, data in share.read_many([path], entry.size))
+                    found[path] = next(filter(ours.has, digests), "")
     return found
 
 

@@ -13,13 +13,9 @@ from mlflow_batchai.agent.layout import undefined
 from mlflow_batchai.agent.plan import (
     CUSTOM,
     HOROVOD,
-    Artifacts,
     Container,
     InputDirectory,
     LogPlace,
-    MetricRule,
-    Model,
-    Notify,
     OutputDirectory,
     Plan,
     PythonEnvironment,
@@ -95,35 +91,6 @@ def choose_setup(cluster: Cluster, volumes: Sequence[Volume]) -> tuple[SetupTask
 
 
 @dataclass(frozen=True)
-class JobOptions:
-    """Options of a job for which Batch AI's documents have no key.
-
-    Attributes:
-        retries: how often it starts again by itself when it fails.
-        min_nodes: how many of its nodes are enough then; None: all.
-        terminate_seconds: between SIGTERM and SIGKILL.
-        relay_seconds: for how long a tracking server that is away is waited for once the job has ended.
-        system_seconds: how often nodes are sampled for their system metrics, at first; 0: never; None: as MLflow's switch says.
-        all_ranks: whether what every rank says by ``mlflow.*`` is kept, not only what rank 0 says.
-        checkpoints: whether checkpoints go into the run's artifacts.
-        exclude: patterns of files in output directories that don't.
-        umask: the ranks'.
-        notify: where news of the end go; None: as the user's config.yaml has it.
-    """
-
-    retries: int = 0
-    min_nodes: int | None = None
-    terminate_seconds: float = 10.0
-    relay_seconds: float = 86400.0
-    system_seconds: float | None = None
-    all_ranks: bool = False
-    checkpoints: bool = False
-    exclude: tuple[str, ...] = ()
-    umask: str = "077"
-    notify: Notify | None = None
-
-
-@dataclass(frozen=True)
 class Program:
     """The program of a job, whatever document describes it.
 
@@ -135,9 +102,8 @@ class Program:
         container: what it runs in, as in the plan, or None.
         environment: ``python_env.yaml`` as nodes build it, or None.
         python: the training interpreter, None: the cluster's.
-        metrics: rules that find metrics in the output, as in the plan.
-        model: what becomes the run's model, as in the plan, or None.
-        options: what is asked for besides.
+        system_seconds: how often nodes are sampled for their system metrics, at first; 0: never; None: as MLflow's switch says.
+        options: fields of the plan for which Batch AI's documents have no key.
     """
 
     command: str
@@ -147,9 +113,8 @@ class Program:
     container: Container | None = None
     environment: PythonEnvironment | None = None
     python: str | None = None
-    metrics: Sequence[MetricRule] = ()
-    model: Model | None = None
-    options: JobOptions = JobOptions()
+    system_seconds: float | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -235,11 +200,6 @@ def plan_job(program: Program, properties: JobProperties, document: SpecModel, c
         folder_prefix=folder_prefix,
         log_copy_prefix=log_copy,
         max_wall_clock_seconds=limit,
-        terminate_seconds=program.options.terminate_seconds,
-        umask=program.options.umask,
-        relay_seconds=program.options.relay_seconds,
-        retries=program.options.retries,
-        min_nodes=program.options.min_nodes,
         low_priority=cluster.document.vm_priority == "lowpriority",
         loss_seconds=LOSS_SECONDS if cluster.location is None else INDEX_LOSS_SECONDS,
         python=program.python or cluster.python,
@@ -247,12 +207,8 @@ def plan_job(program: Program, properties: JobProperties, document: SpecModel, c
         gpus_per_node=cluster.document.gpus_per_node,
         oversubscribe=cluster.document.oversubscribe,
         network_interface=cluster.document.network_interface,
-        metrics=tuple(program.metrics),
-        system_metrics=_system_seconds(program.options.system_seconds, properties),
-        all_ranks=program.options.all_ranks,
-        artifacts=Artifacts(program.options.checkpoints, tuple(program.options.exclude)),
-        model=program.model,
-        notify=program.options.notify,
+        system_metrics=_system_seconds(program.system_seconds, properties),
+        **program.options,
     )
     warnings += _undefined(properties, program.command, source)
     secrets = {entry.name: _secret(entry, source) for entry in properties.secrets}

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from mlflow_batchai.agent.plan import Condition, InputFile, MetricRule, Model, Rerun, StagedInput
+from mlflow_batchai.agent.plan import Artifacts, Condition, InputFile, MetricRule, Model, Rerun, StagedInput
 from mlflow_batchai.agent.protocol import digest
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.config import home
@@ -25,7 +25,7 @@ from mlflow_batchai.job.places import slug
 from mlflow_batchai.plan.changes import since_commit
 from mlflow_batchai.plan.environments import choose_wheels, preparation_cache, training_environment, unused_environment
 from mlflow_batchai.plan.images import choose_container, copied_variables
-from mlflow_batchai.plan.planning import JobOptions, Program, plan_job
+from mlflow_batchai.plan.planning import Program, plan_job
 from mlflow_batchai.plan.prepared import Prepared
 from mlflow_batchai.plan.secrecy import refuse_secrets, without_secrets
 from mlflow_batchai.storage.objects import StagedFile, scan, scan_input
@@ -141,20 +141,19 @@ def prepare(
         staged,
         container,
         training_environment(project, env_manager, cluster),
-        metrics=[MetricRule(rule.name, rule.regex, rule.step) for rule in config.metrics],
-        model=_model(config.model) if config.model else None,
-        options=JobOptions(
-            retries=config.retries,
-            min_nodes=config.min_nodes,
-            terminate_seconds=config.terminate_grace.total_seconds(),
-            relay_seconds=config.relay_deadline.total_seconds(),
-            system_seconds=None if config.system_metrics is None else config.system_metrics.total_seconds(),
-            all_ranks=config.ranks == "all",
-            checkpoints=config.artifacts.checkpoints,
-            exclude=config.artifacts.exclude,
-            umask=config.umask,
-            notify=config.notify.planned if config.notify else None,
-        ),
+        system_seconds=None if config.system_metrics is None else config.system_metrics.total_seconds(),
+        options={
+            "metrics": tuple(MetricRule(rule.name, rule.regex, rule.step) for rule in config.metrics),
+            "model": _model(config.model) if config.model else None,
+            "retries": config.retries,
+            "min_nodes": config.min_nodes,
+            "terminate_seconds": config.terminate_grace.total_seconds(),
+            "relay_seconds": config.relay_deadline.total_seconds(),
+            "all_ranks": config.ranks == "all",
+            "artifacts": Artifacts(config.artifacts.checkpoints, config.artifacts.exclude),
+            "umask": config.umask,
+            "notify": config.notify.planned if config.notify else None,
+        },
     )
     planned = plan_job(program, properties, config, cluster, source)
     # Without its quotes an argument may say what the command line, as it is written, doesn't.

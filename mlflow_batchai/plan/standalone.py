@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from mlflow_batchai.agent.layout import expand
@@ -16,7 +18,7 @@ from mlflow_batchai.documents.model import masked
 from mlflow_batchai.errors import DocumentError
 from mlflow_batchai.job.places import locate, mount_points
 from mlflow_batchai.plan.images import choose_container
-from mlflow_batchai.plan.planning import JobOptions, Program, plan_job
+from mlflow_batchai.plan.planning import Program, plan_job
 from mlflow_batchai.plan.prepared import Prepared
 from mlflow_batchai.plan.secrecy import refuse_secrets
 from mlflow_batchai.storage import open_share
@@ -28,13 +30,15 @@ _OWN_FOLDERS = ("AZ_BATCHAI_JOB_TEMP", "AZ_BATCHAI_JOB_TEMP_DIR", "AZ_BATCHAI_SH
 SCRIPT = "properties.horovodSettings.pythonScriptFilePath"
 
 
-def prepare(document: JobDocument, name: str, cluster: Cluster, source: str, job_options: JobOptions | None = None) -> Prepared:
+def prepare(
+    document: JobDocument, name: str, cluster: Cluster, source: str, options: Mapping[str, Any] | None = None
+) -> Prepared:
     """Work out the whole job.
 
     Args:
         name: the job's.
         source: the document's file, for messages.
-        job_options: what a document has no word for.
+        options: fields of the plan for which a document has no key.
 
     Raises:
         BatchAIError: anything that would keep the job from running and can be seen without asking a share or a node.
@@ -47,8 +51,8 @@ def prepare(document: JobDocument, name: str, cluster: Cluster, source: str, job
             *notices,
             f"{source}: properties.schedulingPriority plays no part: jobs start in the order in which they came",
         ]
-    program = dataclasses.replace(_program(properties, container), options=job_options or JobOptions())
-    if (least := program.options.min_nodes) and least > (properties.node_count or 1):
+    program = dataclasses.replace(_program(properties, container), options=options or {})
+    if (least := program.options.get("min_nodes")) and least > (properties.node_count or 1):
         raise DocumentError(f"{source}: --min-nodes {least} is more than properties.nodeCount ({properties.node_count or 1})")
     planned = plan_job(program, properties, document, cluster, source)
     plan = planned.plan

@@ -34,8 +34,50 @@ from mlflow_batchai.terminal import Notice
 LOOKS = 0.0
 
 
-class FileShares:
-    """Describes file shares for one cluster.
+class Chosen(NamedTuple):
+    """The volumes of a plan; the control share is the first.
+
+    Attributes:
+        credentials: index of a volume, as text -> what opens it on nodes (``key`` or ``sas``), and the ``endpoint`` that it is
+            for; never written anywhere.
+        warnings: sentences to print.
+    """
+
+    volumes: list[Volume]
+    credentials: dict[str, dict[str, str]]
+    warnings: list[str]
+
+    def __repr__(self) -> str:
+        return f"Chosen({self.volumes!r})"
+
+
+def choose_volumes(properties: JobProperties, cluster: Cluster, source: str, seconds: float) -> Chosen:
+    """Choose the volumes that the job and its cluster mount.
+
+    Args:
+        source: the job document's name in messages.
+        seconds: how long what nodes are given has to open their volumes.
+
+    Raises:
+        DocumentError: a volume can't be used as it is described: no account, no credentials, one inside another.
+        ShareError: its credentials are no good.
+    """
+    chooser = _Chooser(cluster, seconds)
+    chooser.add_cluster()
+    chooser.add_all(properties.mount_volumes, "job", f"{source}: mountVolumes")
+    _refuse_nested(chooser.volumes)
+    return Chosen(chooser.volumes, chooser.credentials, chooser.warnings)
+
+
+def cluster_volumes(cluster: Cluster) -> list[Volume]:
+    """Volumes that every job of a cluster mounts; raises as ``choose_volumes`` does."""
+    chooser = _Chooser(cluster, LOOKS)
+    chooser.add_cluster()
+    return chooser.volumes
+
+
+class _Chooser:
+    """Collects the volumes of a job on one cluster, one kind after the other.
 
     Args:
         seconds: how long what nodes are given has to open them; ``LOOKS``: no SAS is made, which may need
@@ -48,31 +90,134 @@ class FileShares:
     def __init__(self, cluster: Cluster, seconds: float) -> None:
         self._cluster = cluster
         self._seconds = seconds
+        self.volumes: list[Volume] = []
+        self.credentials: dict[str, dict[str, str]] = {}
         self.warnings: list[str] = []
 
-    def volume(self, entry: AzureFileShare, at: str) -> tuple[Volume, dict[str, str]]:
+    def add_cluster(self) -> None:
+        """The control share, and what the cluster's document names."""
+        self._add_control()
+        name, volumes = self._cluster.name, self._cluster.document.node_setup.mount_volumes
+        self.add_all(volumes, "cluster", f"cluster '{name}': nodeSetup.mountVolumes")
+
+    def _add_control(self) -> None:
+        cluster = self._cluster
+        where = f"cluster '{cluster.name}': share"
+        opens: dict[str, str] = {}
+        if cluster.location is None:
+            volume = Volume("", "", "link", name="control share", source=cluster.share_on_nodes)
+        else:
+            volume, opens = self._mounted(cluster.location, where, "0777", "0777")
+        self._add(replace(volume, scope="cluster", path=CONTROL_MOUNT, share=cluster.share.url, where=where), opens)
+
+    def add_all(self, mounts: MountVolumes, scope: str, where: str) -> None:
+        kinds: list[tuple[str, Sequence[Any], Callable[[Any, str], tuple[Volume, dict[str, str]]]]] = [
+            ("azureFileShares", mounts.azure_file_shares, self._file_share),
+            ("azureBlobFileSystems", mounts.azure_blob_file_systems, self._blob_container),
+            ("fileServers", mounts.file_servers, self._file_server),
+            ("unmanagedFileSystems", mounts.unmanaged_file_systems, self._unmanaged),
+        ]
+        for key, entries, describe in kinds:
+            for index, entry in enumerate(entries):
+                at = f"{where}.{key}[{index}]"
+                volume, opens = describe(entry, at)
+                path = entry.relative_mount_path.strip("/")
+                self._add(replace(volume, scope=scope, path=path, where=at), opens)
+
+    def _add(self, volume: Volume, opens: dict[str, str]) -> None:
+        if opens:
+            # A node uses it for that address only, whatever the plan on the share says by then.
+            self.credentials[str(len(self.volumes))] = {**opens, "endpoint": volume.endpoint}
+        self.volumes.append(volume)
+
+    def _blob_container(self, entry: AzureBlobFileSystem, at: str) -> tuple[Volume, dict[str, str]]:
+        default = self._default_account()
+        if not entry.account_name and not default:
+            raise DocumentError(f"{at}: accountName is missing; give it, or set {ACCOUNT_VARIABLE}")
+        account = filled(entry.account_name or ACCOUNT, default, at, "accountName")
+        if not re.fullmatch(r"[a-z0-9-]{1,63}", account):
+            raise DocumentError(f"{at}: accountName is '{account}', which no storage account can be called")
+        if not re.fullmatch(r"[a-z0-9$][a-z0-9-]{2,62}", entry.container_name):
+            raise DocumentError(f"{at}: containerName is '{entry.container_name}', which no blob container can be called")
+        what = f"blob container {account}/{entry.container_name}"
+        if not self._is_azure(account, entry.credentials, at):
+            folder = f"{accounts.BLOBS}/{entry.container_name}"
+            return self._stand_in(what, account, folder, at, entry.container_name)
+        document = self._cluster.document
+        endpoint = (document.blob_endpoint or "https://ACCOUNT.blob.core.windows.net").replace("ACCOUNT", account).rstrip("/")
+        try:
+            found = credentials.at(endpoint, account, "blob")
+        except ShareError as error:
+            raise DocumentError(f"{at}: {error}") from error
+        opens = {"key": found.key} if found.key else {"sas": found.sas} if found.sas else None
+        if opens is None:
+            raise DocumentError(
+                f"{at}: there is no key for the account {account}; give credentials.accountKey, or set {ACCOUNT_VARIABLE} and"
+                f" {KEY_VARIABLE}"
+            )
+        volume = Volume(
+            "",
+            "",
+            "azureBlob",
+            name=what,
+            how="rclone",
+            endpoint=endpoint,
+            account=account,
+            container=entry.container_name,
+            options=entry.mount_options or "",
+        )
+        return volume, opens
+
+    def _file_server(self, entry: FileServer, at: str) -> tuple[Volume, dict[str, str]]:
+        name = entry.file_server.id.rstrip("/").rpartition("/")[2]
+        folder = self._cluster.document.file_servers.get(name)
+        if folder is None:
+            raise DocumentError(
+                f"{at}: the document of cluster '{self._cluster.name}' doesn't say where the file server {name} is; add it to"
+                f" fileServers ({name}: host:/folder)"
+            )
+        if ".." in (below := (entry.source_directory or "").strip("/").split("/")):
+            raise DocumentError(f"{at}: sourceDirectory is '{entry.source_directory}', but must stay below the server's folder")
+        source = "/".join([folder.rstrip("/"), *filter(None, below)])
+        volume = Volume(
+            "",
+            "",
+            "nfs",
+            name=f"file server {name}",
+            source=f"{source}/" if source.endswith(":") else source,
+            options=entry.mount_options or "",
+        )
+        return volume, {}
+
+    def _unmanaged(self, entry: UnmanagedFileSystem, at: str) -> tuple[Volume, dict[str, str]]:
+        name = f"unmanaged file system {entry.relative_mount_path.strip('/')}"
+        return Volume("", "", "command", name=name, command=entry.mount_command), {}
+
+    def _file_share(self, entry: AzureFileShare, at: str) -> tuple[Volume, dict[str, str]]:
         """Turn a document's share into a volume of the plan, without its place, and its credentials.
 
         Raises:
             DocumentError: it can't be used as it is described.
         """
-        meant = self.default_account()
+        meant = self._default_account()
         account = filled(entry.account_name, meant, at, "accountName") if entry.account_name else None
         try:
             location = parse(filled(entry.azure_file_url, meant, at, "azureFileUrl"), account)
         except ShareError as error:
             raise DocumentError(f"{at}: azureFileUrl: {error}") from error
-        if self._cluster.mount == "folder" or not self.is_azure(location.account, entry.credentials, at):
+        if self._cluster.mount == "folder" or not self._is_azure(location.account, entry.credentials, at):
             name = "/".join(part for part in (location.share, location.folder) if part)
-            return self.stand_in(f"file share {location.account}/{name}", location.account, name, at)
+            return self._stand_in(f"file share {location.account}/{name}", location.account, name, at)
         location = location.served_by(self._cluster.document.file_endpoint or credentials.file_endpoint(location.account))
-        return self.mounted(location, at, entry.file_mode, entry.directory_mode)
+        return self._mounted(location, at, entry.file_mode, entry.directory_mode)
 
-    def default_account(self) -> str:
+    def _default_account(self) -> str:
         """The account of documents that name none; where a directory can stand for it, it needs no name."""
-        return default_account(self._cluster) or (accounts.UNNAMED if self._cluster.mount in (None, "folder") else "")
+        control = self._cluster.location
+        known = accounts.default() or (control.account if control else "")
+        return known or (accounts.UNNAMED if self._cluster.mount in (None, "folder") else "")
 
-    def is_azure(self, account: str, given: StorageCredentials | None, at: str) -> bool:
+    def _is_azure(self, account: str, given: StorageCredentials | None, at: str) -> bool:
         """Whether an account is Azure's, not a folder; what opens it by the document is remembered."""
         if self._cluster.mount not in (None, "folder"):
             remember(account, given, at)
@@ -87,7 +232,7 @@ class FileShares:
         except ShareError as error:
             raise DocumentError(f"{at}: {error}") from error
 
-    def mounted(self, location: AzureLocation, at: str, file_mode: str, directory_mode: str) -> tuple[Volume, dict[str, str]]:
+    def _mounted(self, location: AzureLocation, at: str, file_mode: str, directory_mode: str) -> tuple[Volume, dict[str, str]]:
         """A share that Azure serves, as the cluster mounts it.
 
         Raises:
@@ -153,7 +298,7 @@ class FileShares:
             )
         return key
 
-    def stand_in(self, what: str, account: str, name: str, at: str, container: str = "") -> tuple[Volume, dict[str, str]]:
+    def _stand_in(self, what: str, account: str, name: str, at: str, container: str = "") -> tuple[Volume, dict[str, str]]:
         """A folder in place of an Azure share, or of a blob container.
 
         Args:
@@ -170,167 +315,6 @@ class FileShares:
         else:
             self._warn(Notice(f"{at.rpartition(': ')[0]}: {accounts.stand_in(account, container)}"))
         return Volume("", "", "link", folder.as_uri(), what, source=f"{on_nodes}/{account}/{name}"), {}
-
-
-def default_account(cluster: Cluster) -> str:
-    """The storage account of documents that name none: the environment's, else the control share's."""
-    control = cluster.location
-    return accounts.default() or (control.account if control else "")
-
-
-class Chosen(NamedTuple):
-    """The volumes of a plan; the control share is the first.
-
-    Attributes:
-        credentials: index of a volume, as text -> what opens it on nodes (``key`` or ``sas``), and the ``endpoint`` that it is
-            for; never written anywhere.
-        warnings: sentences to print.
-    """
-
-    volumes: list[Volume]
-    credentials: dict[str, dict[str, str]]
-    warnings: list[str]
-
-    def __repr__(self) -> str:
-        return f"Chosen({self.volumes!r})"
-
-
-def choose_volumes(properties: JobProperties, cluster: Cluster, source: str, seconds: float) -> Chosen:
-    """Choose the volumes that the job and its cluster mount.
-
-    Args:
-        source: the job document's name in messages.
-        seconds: how long what nodes are given has to open their volumes.
-
-    Raises:
-        DocumentError: a volume can't be used as it is described: no account, no credentials, one inside another.
-        ShareError: its credentials are no good.
-    """
-    chooser = _Chooser(cluster, seconds)
-    chooser.add_cluster()
-    chooser.add_all(properties.mount_volumes, "job", f"{source}: mountVolumes")
-    _refuse_nested(chooser.volumes)
-    return Chosen(chooser.volumes, chooser.credentials, chooser.warnings)
-
-
-def cluster_volumes(cluster: Cluster) -> list[Volume]:
-    """Volumes that every job of a cluster mounts; raises as ``choose_volumes`` does."""
-    chooser = _Chooser(cluster, LOOKS)
-    chooser.add_cluster()
-    return chooser.volumes
-
-
-class _Chooser:
-    """Collects volumes, one kind after the other."""
-
-    def __init__(self, cluster: Cluster, seconds: float) -> None:
-        self._cluster = cluster
-        self._file_shares = FileShares(cluster, seconds)
-        self.volumes: list[Volume] = []
-        self.credentials: dict[str, dict[str, str]] = {}
-
-    @property
-    def warnings(self) -> list[str]:
-        return self._file_shares.warnings
-
-    def add_cluster(self) -> None:
-        """The control share, and what the cluster's document names."""
-        self._add_control()
-        name, volumes = self._cluster.name, self._cluster.document.node_setup.mount_volumes
-        self.add_all(volumes, "cluster", f"cluster '{name}': nodeSetup.mountVolumes")
-
-    def _add_control(self) -> None:
-        cluster = self._cluster
-        where = f"cluster '{cluster.name}': share"
-        opens: dict[str, str] = {}
-        if cluster.location is None:
-            volume = Volume("", "", "link", name="control share", source=cluster.share_on_nodes)
-        else:
-            volume, opens = self._file_shares.mounted(cluster.location, where, "0777", "0777")
-        self._add(replace(volume, scope="cluster", path=CONTROL_MOUNT, share=cluster.share.url, where=where), opens)
-
-    def add_all(self, mounts: MountVolumes, scope: str, where: str) -> None:
-        kinds: list[tuple[str, Sequence[Any], Callable[[Any, str], tuple[Volume, dict[str, str]]]]] = [
-            ("azureFileShares", mounts.azure_file_shares, self._file_shares.volume),
-            ("azureBlobFileSystems", mounts.azure_blob_file_systems, self._blob_container),
-            ("fileServers", mounts.file_servers, self._file_server),
-            ("unmanagedFileSystems", mounts.unmanaged_file_systems, self._unmanaged),
-        ]
-        for key, entries, describe in kinds:
-            for index, entry in enumerate(entries):
-                at = f"{where}.{key}[{index}]"
-                volume, opens = describe(entry, at)
-                path = entry.relative_mount_path.strip("/")
-                self._add(replace(volume, scope=scope, path=path, where=at), opens)
-
-    def _add(self, volume: Volume, opens: dict[str, str]) -> None:
-        if opens:
-            # A node uses it for that address only, whatever the plan on the share says by then.
-            self.credentials[str(len(self.volumes))] = {**opens, "endpoint": volume.endpoint}
-        self.volumes.append(volume)
-
-    def _blob_container(self, entry: AzureBlobFileSystem, at: str) -> tuple[Volume, dict[str, str]]:
-        default = self._file_shares.default_account()
-        if not entry.account_name and not default:
-            raise DocumentError(f"{at}: accountName is missing; give it, or set {ACCOUNT_VARIABLE}")
-        account = filled(entry.account_name or ACCOUNT, default, at, "accountName")
-        if not re.fullmatch(r"[a-z0-9-]{1,63}", account):
-            raise DocumentError(f"{at}: accountName is '{account}', which no storage account can be called")
-        if not re.fullmatch(r"[a-z0-9$][a-z0-9-]{2,62}", entry.container_name):
-            raise DocumentError(f"{at}: containerName is '{entry.container_name}', which no blob container can be called")
-        what = f"blob container {account}/{entry.container_name}"
-        if not self._file_shares.is_azure(account, entry.credentials, at):
-            folder = f"{accounts.BLOBS}/{entry.container_name}"
-            return self._file_shares.stand_in(what, account, folder, at, entry.container_name)
-        document = self._cluster.document
-        endpoint = (document.blob_endpoint or "https://ACCOUNT.blob.core.windows.net").replace("ACCOUNT", account).rstrip("/")
-        try:
-            found = credentials.at(endpoint, account, "blob")
-        except ShareError as error:
-            raise DocumentError(f"{at}: {error}") from error
-        opens = {"key": found.key} if found.key else {"sas": found.sas} if found.sas else None
-        if opens is None:
-            raise DocumentError(
-                f"{at}: there is no key for the account {account}; give credentials.accountKey, or set {ACCOUNT_VARIABLE} and"
-                f" {KEY_VARIABLE}"
-            )
-        volume = Volume(
-            "",
-            "",
-            "azureBlob",
-            name=what,
-            how="rclone",
-            endpoint=endpoint,
-            account=account,
-            container=entry.container_name,
-            options=entry.mount_options or "",
-        )
-        return volume, opens
-
-    def _file_server(self, entry: FileServer, at: str) -> tuple[Volume, dict[str, str]]:
-        name = entry.file_server.id.rstrip("/").rpartition("/")[2]
-        folder = self._cluster.document.file_servers.get(name)
-        if folder is None:
-            raise DocumentError(
-                f"{at}: the document of cluster '{self._cluster.name}' doesn't say where the file server {name} is; add it to"
-                f" fileServers ({name}: host:/folder)"
-            )
-        if ".." in (below := (entry.source_directory or "").strip("/").split("/")):
-            raise DocumentError(f"{at}: sourceDirectory is '{entry.source_directory}', but must stay below the server's folder")
-        source = "/".join([folder.rstrip("/"), *filter(None, below)])
-        volume = Volume(
-            "",
-            "",
-            "nfs",
-            name=f"file server {name}",
-            source=f"{source}/" if source.endswith(":") else source,
-            options=entry.mount_options or "",
-        )
-        return volume, {}
-
-    def _unmanaged(self, entry: UnmanagedFileSystem, at: str) -> tuple[Volume, dict[str, str]]:
-        name = f"unmanaged file system {entry.relative_mount_path.strip('/')}"
-        return Volume("", "", "command", name=name, command=entry.mount_command), {}
 
 
 def _refuse_nested(volumes: Sequence[Volume]) -> None:

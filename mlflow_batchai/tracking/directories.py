@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from mlflow_batchai.errors import NotFoundError, ShareError, some_of
+from mlflow_batchai.errors import NotFoundError, ShareError, UsageError, some_of
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.places import locate, mount_points, output_places
 from mlflow_batchai.storage import Share, spelling
@@ -147,5 +147,11 @@ def log_name(job: Job, rank: int | None, stream: str) -> str:
 
     Args:
         stream: ``stdout`` or ``stderr``.
+
+    Raises:
+        UsageError: there is no such rank.
     """
-    return f"{stream}.txt" if rank is None or job.plan.ranks == 1 else f"{stream}-{rank}.txt"
+    ranks = job.plan.ranks
+    if rank is not None and not 0 <= rank < ranks:
+        raise UsageError(f"job {job.name} has no rank {rank}; it has {ranks}, numbered from 0")
+    return f"{stream}.txt" if rank is None or ranks == 1 else f"{stream}-{rank}.txt"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from mlflow_batchai.cluster.workspaces import arm_id, iso
 from mlflow_batchai.config import RESOURCE_GROUP, WORKSPACE
@@ -11,10 +11,7 @@ from mlflow_batchai.errors import ExperimentNotFoundError, UsageError, some_of
 
 if TYPE_CHECKING:
     from mlflow.entities import Experiment
-    from mlflow.store.entities import PagedList
     from mlflow.tracking import MlflowClient
-
-Found = TypeVar("Found")
 
 TAG_WORKSPACE, TAG_GROUP = "batchai.workspace", "batchai.resourceGroup"
 PAGE = 1000
@@ -29,7 +26,7 @@ def every(mlflow: MlflowClient, **which: Any) -> list[Experiment]:
     return list(pages(lambda token: mlflow.search_experiments(max_results=PAGE, page_token=token, **which)))
 
 
-def pages(search: Callable[[str | None], PagedList[Found]]) -> Iterator[Found]:
+def pages(search: Callable[[str | None], Any]) -> Iterator[Any]:
     """All results of a search of MLflow.
 
     Args:

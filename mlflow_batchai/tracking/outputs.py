@@ -143,16 +143,21 @@ class Outputs:
             checkpoints += selected.checkpoints
             excluded += selected.excluded
             folders.append(folder)
-            new = {name: stamp for name, stamp in selected.wanted.items() if not self._is_there(folder, name, stamp)}
+            wanted = selected.wanted.items()
+            new = {name: stamp for name, stamp in wanted if not self._sent.has(f"{folder.artifact}/{name}", stamp)}
             waiting.append((folder, new))
         if checkpoints:
-            self.checkpoints = (
-                f"{_counted(checkpoints, 'checkpoint')} on the share (artifacts.checkpoints: true sends {_them(checkpoints)})"
-            )
+            them = "it" if checkpoints == 1 else "them"
+            self.checkpoints = f"{_counted(checkpoints, 'checkpoint')} on the share (artifacts.checkpoints: true sends {them})"
         if excluded:
             self.excluded = f"{_counted(excluded, 'file')} on the share (artifacts.exclude)"
-        with self._saving():
+        try:
             self._send_all(waiting, tell)
+        except Exception:
+            with contextlib.suppress(ShareError):  # what was sent is known to the next relay, if the share takes that
+                self._sent.save()
+            raise
+        self._sent.save()
         if self._away:
             raise ShareError("; ".join(dict.fromkeys(self._away)))
         return [note for folder in folders for note in folder.notes]
@@ -176,9 +181,6 @@ class Outputs:
                 self._away.append(str(error))
             else:
                 yield folder, selected
-
-    def _is_there(self, folder: Folder, name: str, stamp: Stamp) -> bool:
-        return self._sent.has(f"{folder.artifact}/{name}", stamp)
 
     def _send_all(self, waiting: Sequence[tuple[Folder, Mapping[str, Stamp]]], tell: Callable[[str], None]) -> None:
         count = sum(len(files) for _, files in waiting)
@@ -204,21 +206,6 @@ class Outputs:
                     self._sent.save()
                     saved = self._clock()
 
-    @contextlib.contextmanager
-    def _saving(self) -> Iterator[None]:
-        """However it ends, what was sent is known to the next relay, if the share takes that."""
-        try:
-            yield
-        except Exception:
-            with contextlib.suppress(ShareError):
-                self._sent.save()
-            raise
-        self._sent.save()
-
 
 def _counted(number: int, what: str) -> str:
     return f"1 {what} stays" if number == 1 else f"{number} {what}s stay"
-
-
-def _them(number: int) -> str:
-    return "it" if number == 1 else "them"

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
 SECONDS = 30.0
 # MLflow's variables for what only MLflow does: plugins for authentication, its own workspaces.
-_MLFLOWS_OWN = ("MLFLOW_TRACKING_AUTH", "MLFLOW_TRACKING_AWS_SIGV4", "MLFLOW_WORKSPACE", "MLFLOW_ENABLE_WORKSPACES")
-# Files of a user's home in which its client finds a user and a password.
-_CREDENTIALS = (".mlflow/credentials", ".netrc", "_netrc")
+_MLFLOWS_OWN = (
+    *("MLFLOW_TRACKING_AUTH", "MLFLOW_TRACKING_AWS_SIGV4", "MLFLOW_WORKSPACE", "MLFLOW_ENABLE_WORKSPACES"),
+    "MLFLOW_TRACKING_INSECURE_TLS",
+)
 _SQLITE = "sqlite:///"
 _CONDITION = re.compile(
     r"(?:tags\.`(?P<tag>[^`]+)`|attributes\.(?P<attribute>\w+)) (?P<comparator>=|!=|LIKE) '(?P<value>[^']*)'"
@@ -88,10 +89,11 @@ def _store(tracking: Tracking) -> _Server | _Database | None:
         return None
     if uri.startswith(_SQLITE):
         return _Database(uri.removeprefix(_SQLITE))
-    if not uri.startswith(("http://", "https://")) or os.environ.get("NETRC"):
+    if not uri.startswith(("http://", "https://")):
         return None
-    home = Path(os.path.expanduser("~"))  # noqa: PTH111 (Path's own raises for a user without one)
-    return None if any((home / name).exists() for name in _CREDENTIALS) else _Server(tracking)
+    # Its client finds a user and a password there; a user without a home has none.
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111 (Path's own raises then)
+    return None if (home / ".mlflow" / "credentials").exists() else _Server(tracking)
 
 
 class _Server:
@@ -119,41 +121,28 @@ class _Server:
         return _answered(self._ask(f"runs/get?{urlencode({'run_id': run_id})}")["run"])
 
     def _ask(self, what: str, body: Mapping[str, Any] | None = None) -> Any:
-        from urllib.request import HTTPSHandler, Request, build_opener
+        import requests
+        from requests.auth import HTTPBasicAuth
 
-        sent = None if body is None else json.dumps({key: value for key, value in body.items() if value is not None}).encode()
-        request = Request(f"{self._url}/{what}", sent, {"Content-Type": "application/json"})
-        user, password = (self._known.get(f"MLFLOW_TRACKING_{part}") for part in ("USERNAME", "PASSWORD"))
-        if user and password:
-            request.add_header("Authorization", f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}")
-        elif token := self._known.get("MLFLOW_TRACKING_TOKEN"):
-            request.add_header("Authorization", f"Bearer {token}")
-        with build_opener(_no_redirect(), HTTPSHandler(context=self._tls())).open(request, timeout=SECONDS) as answer:
-            return json.load(answer)
-
-    def _tls(self) -> Any:
-        import ssl
-
-        named = ("MLFLOW_TRACKING_SERVER_CERT_PATH", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
-        trusted = next(filter(None, map(self._known.get, named)), None)
-        is_folder = trusted is not None and Path(trusted).is_dir()
-        context = ssl.create_default_context(cafile=None if is_folder else trusted, capath=trusted if is_folder else None)
-        if self._known.get("MLFLOW_TRACKING_INSECURE_TLS", "").lower() in ("true", "1"):
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        if own := self._known.get("MLFLOW_TRACKING_CLIENT_CERT_PATH"):
-            context.load_cert_chain(own)
-        return context
-
-
-def _no_redirect() -> Any:
-    """A handler for which a redirect is an error: the user's password would go where the answer says."""
-    from urllib.request import HTTPRedirectHandler
-
-    class Refusing(HTTPRedirectHandler):
-        def redirect_request(self, *_: Any) -> None:
-            return None
-
-    return Refusing()
+        known = self._known
+        user, password, token = (
+            known.get(f"MLFLOW_TRACKING_{part}", "").encode() for part in ("USERNAME", "PASSWORD", "TOKEN")
+        )
+        is_basic = bool(user and password)
+        answer = requests.request(
+            "GET" if body is None else "POST",
+            f"{self._url}/{what}",
+            json=body and {key: value for key, value in body.items() if value is not None},
+            auth=HTTPBasicAuth(user, password) if is_basic else None,
+            headers={"Authorization": b"Bearer " + token} if token and not is_basic else None,
+            verify=known.get("MLFLOW_TRACKING_SERVER_CERT_PATH") or True,
+            cert=known.get("MLFLOW_TRACKING_CLIENT_CERT_PATH"),
+            allow_redirects=False,  # the user's password would go where the answer says
+            timeout=SECONDS,
+        )
+        if answer.status_code != requests.codes.ok:
+            raise ValueError(answer.status_code)
+        return answer.json()
 
 
 class _Database:

@@ -84,7 +84,9 @@ class Relay:
         self._logs = Logs(client, job)
         self._next_logs = time.monotonic() + FIRST_LOG_SECONDS
         self._log_interval = FIRST_LOG_SECONDS
-        self._finish = Finish(job, lease, self._answers)
+        # Of an ended attempt: what was sent -> what could not be sent of it; and since when the present thing is tried.
+        self._done: dict[str, list[str]] = {}
+        self._since: float | None = None
         self._outputs = Outputs(client, job, SentFiles(job, lease.number))
         # Whether nothing more is written there, though the job has not ended.
         self._outputs_whole = False
@@ -389,13 +391,13 @@ class Relay:
         self._pace = self._metrics.pace or self._pace
         self._pending += self._metrics.finish()
         self._send()
-        left_out = self._finish.once("logs", lambda: self._logs.send(complete=True))
+        left_out = self._once("logs", lambda: self._logs.send(complete=True))
         known = totals_of(self._job)
-        mended = self._finish.once("rest of logs", lambda: self._logs.mend(log_totals(known)))
+        mended = self._once("rest of logs", lambda: self._logs.mend(log_totals(known)))
         found = (*missing(known, self._reader.cursor, self._received), *mended)
         which = self._which if goes_on or self._job.attempt > 1 else ""
         self._missing = [*self._missing_before, *(sentence + which for sentence in found)]
-        return left_out + self._finish.once("artifacts", self._calls.send_rest)
+        return left_out + self._once("artifacts", self._calls.send_rest)
 
     def finish(self, state: JobState) -> None:
         """The job has its verdict: send the rest, the outputs and the model, then end the run.
@@ -407,15 +409,15 @@ class Relay:
         """
         left_out = self._send_rest()
         outputs = self._outputs
-        left_out += self._finish.once("outputs", lambda: outputs.send(lambda text: self._show_sending(state, text)))
+        left_out += self._once("outputs", lambda: outputs.send(lambda text: self._show_sending(state, text)))
         self._lease.sending = ""
         # A job that has succeeded needs its checkpoints no more; where it has not, they may be all that it has left.
         there = (outputs.checkpoints if state.execution_state != protocol.SUCCEEDED else "", outputs.excluded)
         kept = [sentence for sentence in there if sentence]
-        notes = [*self.notes, *left_out, *kept, *self._finish.once("job", self._files.send)]
-        notes += self._finish.once("logged models", self._calls.make_models)
+        notes = [*self.notes, *left_out, *kept, *self._once("job", self._files.send)]
+        notes += self._once("logged models", self._calls.make_models)
         if state.execution_state == protocol.SUCCEEDED:
-            notes += self._finish.once("model", lambda: log_model(self._client, self._job, self._models))
+            notes += self._once("model", lambda: log_model(self._client, self._job, self._models))
         self._lease.check()
         left_out = list(dict.fromkeys([*self._left_out, *left_out]))
         self._end_run(state, notes, left_out)
@@ -453,27 +455,10 @@ class Relay:
         self._set_tags(tags)
         self._client.set_terminated(self._run_id, state.run_status, end_time=state.end_time)
 
+    def _once(self, what: str, send: Callable[[], Sequence[str]]) -> list[str]:
+        """Send a thing of an ended attempt, if it hasn't been sent; sentences on what could not be sent of it.
 
-class Finish:
-    """Sends what is left of an ended attempt, each thing once, and knows what could not be sent of it.
-
-    A store that is away makes the relay begin anew: what was sent is not sent again.
-
-    Args:
-        job: the job, at that attempt.
-        lease: the right to write its run.
-        answers: whether the store can be reached now.
-    """
-
-    def __init__(self, job: Job, lease: Lease, answers: Callable[[], bool]) -> None:
-        self._job = job
-        self._lease = lease
-        self._answers = answers
-        self._done: dict[str, list[str]] = {}
-        self._since: float | None = None
-
-    def once(self, what: str, send: Callable[[], Sequence[str]]) -> list[str]:
-        """Send a thing, if it hasn't been sent; sentences on what could not be sent of it.
+        A store that is away makes the relay begin anew: what was sent is not sent again.
 
         Args:
             send: returns such sentences; what it raises is one, too, unless it may pass.

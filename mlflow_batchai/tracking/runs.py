@@ -336,35 +336,27 @@ def forget(mlflow: MlflowClient, run_id: str, tags: Collection[str]) -> None:
 
 def source_tags(uri: str, entry_point: str, directory: Path, user: str) -> dict[str, str]:
     """MLflow's own tags of a project run (``mlflow.utils.mlflow_tags``), as its local backend sets them."""
-    tags = {
-        "mlflow.user": user,
-        "mlflow.source.name": uri,
-        "mlflow.source.type": "PROJECT",
-        "mlflow.project.entryPoint": entry_point,
-        "mlflow.project.backend": "batchai",
-    }
-    commit = _git_commit(directory)
-    if commit:
-        tags["mlflow.source.git.commit"] = commit
-    return tags
+    project = {"mlflow.project.entryPoint": entry_point, "mlflow.project.backend": "batchai"}
+    return {**_source_tags(uri, "PROJECT", directory, user), **project}
 
 
 def document_tags(path: Path, user: str) -> dict[str, str]:
     """MLflow's own tags of a job whose document names its program."""
-    tags = {"mlflow.user": user, "mlflow.source.name": str(path), "mlflow.source.type": "JOB"}
-    commit = _git_commit(path.parent)
-    if commit:
-        tags["mlflow.source.git.commit"] = commit
+    return _source_tags(str(path), "JOB", path.parent, user)
+
+
+def _source_tags(name: str, kind: str, directory: Path, user: str) -> dict[str, str]:
+    tags = {"mlflow.user": user, "mlflow.source.name": name, "mlflow.source.type": kind}
+    with contextlib.suppress(OSError, subprocess.SubprocessError):  # no git here, or no repository
+        commit = subprocess.check_output(
+            ["git", "-C", str(directory), "rev-parse", "HEAD"],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            timeout=10,
+        )
+        tags["mlflow.source.git.commit"] = commit.strip()
     return tags
-
-
-def _git_commit(directory: Path) -> str | None:
-    command = ["git", "-C", str(directory), "rev-parse", "HEAD"]
-    try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):  # no git here
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def page(uri: str, experiment_id: str, run_id: str) -> str | None:

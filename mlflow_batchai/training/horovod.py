@@ -28,6 +28,15 @@ from typing import Any, Callable
 from mlflow_batchai.training import _hvd, guard
 
 _FROM_BINDING = [
+    "init",
+    "shutdown",
+    "is_initialized",
+    "rank",
+    "size",
+    "local_rank",
+    "local_size",
+    "cross_rank",
+    "cross_size",
     "Average",
     "Sum",
     "Min",
@@ -59,51 +68,6 @@ def __getattr__(name: str) -> Any:
     if name in _FROM_BINDING:
         return getattr(_hvd.binding(), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def init(*args: Any, **kwargs: Any) -> None:
-    """Start Horovod in this process; arguments as in Horovod. Raises RuntimeError for Keras 2 and for OpenVINO."""
-    _hvd.binding().init(*args, **kwargs)
-
-
-def shutdown() -> None:
-    """End Horovod in this process."""
-    _hvd.binding().shutdown()
-
-
-def is_initialized() -> bool:
-    """Say whether ``init`` was called."""
-    return bool(_hvd.binding().is_initialized())
-
-
-def rank() -> int:
-    """Return this process's number among all ranks, from 0."""
-    return int(_hvd.binding().rank())
-
-
-def size() -> int:
-    """Return the number of ranks."""
-    return int(_hvd.binding().size())
-
-
-def local_rank() -> int:
-    """Return this process's number among the ranks of its node, from 0."""
-    return int(_hvd.binding().local_rank())
-
-
-def local_size() -> int:
-    """Return the number of ranks on this node."""
-    return int(_hvd.binding().local_size())
-
-
-def cross_rank() -> int:
-    """Return the number of this node among those that have a rank with this local rank."""
-    return int(_hvd.binding().cross_rank())
-
-
-def cross_size() -> int:
-    """Return the number of nodes that have a rank with this local rank."""
-    return int(_hvd.binding().cross_size())
 
 
 def allreduce(value: Any, name: str | None = None, average: bool | None = None, op: Any = None) -> Any:

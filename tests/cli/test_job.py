@@ -104,27 +104,6 @@ def test_the_exit_code_is_the_jobs_and_never_0_for_one_that_failed(cli, job, end
         assert said.err.endswith(words)
 
 
-FAR = {"pid": 7, "host": "far"}
-RELAYS = [
-    (LeaseView(LeaseState.HELD, 1, 3, FAR), "process 7 on far relays job toy-1"),
-    (LeaseView(LeaseState.HELD, 1, 3, FAR, "401"), "process 7 on far relays job toy-1, and says: 401; it is tried from here"),
-    (
-        LeaseView(LeaseState.FREE, 1, 3, FAR, "no server"),
-        "process 7 on far has left job toy-1: no server; it goes on from here",
-    ),
-    (LeaseView(LeaseState.UNKNOWN, 1, 3, FAR), "process 7 on far has relayed job toy-1; if it is gone, that goes on from here"),
-    (LeaseView(LeaseState.FREE, 1, 3, FAR), ""),
-    (LeaseView(LeaseState.FINISHED, 1, 3, FAR), ""),
-]
-
-
-def test_attach_says_who_relays_the_job(cli, job):
-    for follower, words in RELAYS:
-        job.follower = follower
-        said = cli("job", "attach", "toy-1").err
-        assert said == (f"batchai: {words}\n" if words else "") + "batchai: job toy-1 succeeded\n"
-
-
 def test_attach_is_about_one_job_or_all(cli):
     for words, sentence in [
         ("--all toy-1", "it can't stand with toy-1"),

@@ -171,20 +171,6 @@ def test_options_mount_what_the_document_does_not(cli: Cli, job: Write) -> None:
     assert code == 1 and "gives the relativeMountPath 'afs' twice" in err
 
 
-def test_a_python_of_the_documents_own(cli: Cli, job: Write) -> None:
-    """Found on PATH as nodes find it; what isn't there is shown as it is written."""
-    for named, folder in (
-        ("sh", "/bin"),
-        ("/opt/of/the/nodes/python", "/opt/of/the/nodes"),
-        ("nope3.8", "<folder of nope3.8>"),
-    ):
-        settings = {"pythonScriptFilePath": "/code/x.py", "pythonInterpreterPath": named}
-        document = job(nodeCount=1, horovodSettings=settings)
-        shown = cli.json("job", "create", "x", "-f", document, "--dry-run", PATH="/bin:/usr/bin")
-        assert shown["ranks"][0]["environment"]["PATH"].split(":")[0] == folder
-        assert shown["ranks"][0]["argv"][-1].startswith(f"{named} /code/x.py")
-
-
 def test_which_cluster(cli: Cli, job: Write) -> None:
     """The option's, else the document's, else everybody's default, else the local one."""
     for name in ("a", "b"):

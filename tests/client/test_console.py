@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import io
-from types import SimpleNamespace
 
 import pytest
-from job_folder import JobFolder, line, report
+from job_folder import line, report
 
-from mlflow_batchai.client import console as console_module
-from mlflow_batchai.client import runner
 from mlflow_batchai.client.console import JobConsole
-from mlflow_batchai.client.signals import Signals
-from mlflow_batchai.follower.detached import Submitted
-from mlflow_batchai.job.events import EventReader
-from mlflow_batchai.tracking.runs import Tracking
 
 
 class Terminal(io.StringIO):
@@ -56,40 +49,6 @@ def test_a_step_is_told_when_it_has_come():
     console.close()
 
 
-@pytest.mark.parametrize(("cancelled", "said"), [(False, "stopping the other ranks"), (True, "terminating")])
-def test_what_a_job_does_that_ends(tmp_path, monkeypatch, cancelled, said):
-    monkeypatch.setattr(runner, "keep_follower", lambda submitted: None)
-    made, err = JobFolder(tmp_path, nodes=2), io.StringIO()
-    if cancelled:
-        made.job.request_cancel("me", "")
-    made.segment(0, {"k": "failed", "t": 1, "code": "JobFailed", "why": "x"})
-    made.exit(0, failure={"code": "JobFailed", "why": "x"})
-
-    class Looks(Signals):
-        count = 0
-
-        def check(self, cancel=None):
-            self.count += 1
-            if self.count == 2:
-                made.verdict("failed")
-
-    submitted = Submitted(made.job, made.plan["runId"], Tracking("sqlite://", {}))
-    runner._watch_attempts(submitted, JobConsole(2, io.StringIO(), err), EventReader(made.job), Looks())
-    assert f"batchai: {said}\n" in err.getvalue()
-
-
-def test_phases_and_lost_lines():
-    _, err = shown(
-        1,
-        {"k": "phase", "phase": "running", "node": 0},
-        {"k": "phase", "phase": "job preparation", "node": 1},
-        {"k": "dropped", "lines": 12},
-        {"k": "beat"},
-        {"k": "something new"},
-    )
-    assert err == "batchai: job preparation on node-1\nbatchai: 12 lines were dropped: the share did not take them in time\n"
-
-
 @pytest.mark.parametrize("body", [{"values": 3}, {"values": {"a": []}}, {"values": {"a": 10**400}, "step": "x"}, {}])
 def test_a_report_that_is_none_stops_nothing(body):
     out, _ = shown(1, {"k": "report", "body": {"type": "metric", **body}}, line("after\n"))
@@ -126,14 +85,3 @@ def test_markup_of_a_user_is_text():
     console.state("[bold]not markup[/bold] [/]")
     console.close()
     assert "[bold]not markup[/bold] [/]" in err.getvalue()
-
-
-def test_a_console_says_so_every_ten_seconds_at_most(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(console_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    err = io.StringIO()
-    shown = JobConsole(1, io.StringIO(), err)
-    for text in ("", "file 1", "file 1", "file 2", "file 3", "file 4", "file 4", "file 4", "file 4", ""):
-        shown.sending(text)
-        now[0] += 4
-    assert err.getvalue() == "".join(f"batchai: sending file {number}\n" for number in (1, 3, 4))

@@ -8,7 +8,6 @@ import json
 import os
 import socket
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -23,7 +22,6 @@ from mlflow_batchai.storage.directory import DirectoryShare
 from mlflow_batchai.tracking import runs
 
 ME = proc.identity()
-NOBODY = 1 << 30  # from here on process ids are no process's
 FAR = {"machine": "another pid:[1]", "pid": 7, "started": 1, "host": "far"}
 
 
@@ -186,26 +184,6 @@ def test_one_that_counts_as_relayed_is_relayed_again_only_if_its_run_lacks_its_e
     assert len(jobs.started) == 1 and lease.Lease(made.job).view().number == 2
 
 
-def test_nothing_is_waited_for_where_nothing_needs_it(jobs, monkeypatch):
-    jobs.job("here", ME)
-    jobs.job("nobody")
-    monkeypatch.setattr(orphans.time, "sleep", lambda seconds: pytest.fail("it waits"))
-    code, rows, _ = jobs.attach()
-    assert (code, len(rows), len(jobs.started)) == (0, 2, 1)
-    assert jobs.started[0][1]["MLFLOW_TRACKING_URI"] == jobs.cli.world.uri
-
-
-def test_nothing_to_do(jobs):
-    assert jobs.attach() == (0, {}, [f"no job that was signed with your key has not ended in {jobs.cli.world.uri}"])
-
-
-def test_tables(jobs):
-    made = jobs.job("here", ME)
-    out = jobs.cli("job", "attach", "--all", "-o", "table").out.splitlines()
-    assert out[0].split() == ["Name", "Run", "State", "Result"]
-    assert out[2].startswith(f"here  {made.run_id}  queued  followed by process")
-
-
 def test_one_that_cannot_reach_the_store_is_replaced(jobs):
     jobs.heartbeat(jobs.job("troubled", ME), 4, ME, trouble="401 Unauthorized")
     _, rows, _ = jobs.attach()
@@ -253,58 +231,6 @@ def test_a_share_that_hangs_holds_up_no_other(jobs, monkeypatch):
     assert rows["hangs"]["detail"] == "its share has not answered for 0 s"
 
 
-def test_a_follower_that_cannot_be_started_holds_up_no_other(jobs, monkeypatch):
-    def follow(order, environment):
-        if "first" in order["share"]:
-            raise OSError(28, "No space left on device")
-        return Told(4242, True)
-
-    monkeypatch.setattr(service_client, "follow", follow)
-    jobs.job("second")
-    jobs.job("first")
-    code, rows, _ = jobs.attach()
-    assert (code, rows["second"]["result"], rows["first"]["result"]) == (1, "followerStarted", "unseen")
-    assert "No space left on device" in rows["first"]["detail"]
-
-
-def test_waiting_until_all_have_ended(jobs, monkeypatch):
-    """Each is kept followed meanwhile; how they end is no failure of the command."""
-    first, second = jobs.job("first"), jobs.job("second", {**ME, "started": 1})
-    kept = []
-
-    def sleep(seconds):
-        if seconds < orphans.WATCH_SECONDS:
-            return real(seconds)  # another thread's
-        kept.append(sum(share == second.share.url for share, _ in jobs.started))
-        return time_passes.pop(0)()
-
-    def finish(made, number, state):
-        made.share.claim(made.paths.lease(number))
-        made.verdict(state, reason="rank 0 died" if state == "failed" else "")
-        made.write(made.paths.cursor(number), {"counter": 9, "attempt": 1, "finished": True, "holder": ME, "memory": {}})
-
-    def dies():
-        dead.update(pid for pid, (share, _) in enumerate(jobs.started, NOBODY) if share == second.share.url)
-
-    jobs.pids, dead = itertools.count(NOBODY), set()
-    time_passes = [lambda: finish(first, 1, "succeeded"), dies, lambda: finish(second, 2, "failed")]
-    real = time.sleep
-    monkeypatch.setattr(lease, "PACE", (0.05, 0.6, 0.0))
-    monkeypatch.setattr(orphans.time, "sleep", sleep)
-
-    def answers():
-        return {pid: {(share, FOLDER)} for pid, (share, _) in enumerate(jobs.started, NOBODY) if pid not in dead}
-
-    monkeypatch.setattr(service_client, "answers", answers)
-    code, rows, lines = jobs.attach("--wait")
-    assert (code, kept) == (0, [1, 1, 2]), "its follower died, and another was started"
-    assert {name: (row["result"], row["executionState"]) for name, row in rows.items()} == {
-        "first": ("finished", "succeeded"),
-        "second": ("finished", "failed"),
-    }
-    assert f"job second (run {second.run_id}): it has failed: rank 0 died" in lines
-
-
 def answering(status, body):
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
@@ -341,8 +267,3 @@ def test_a_store_that_is_in_trouble_is_one_sentence(cli, status, body, words):
     assert (said.code, said.out, said.err.count("\n")) == (1, "", 1)
     start = f"batchai: the tracking store http://127.0.0.1:{server.server_port} can't be asked: "
     assert said.err.startswith(start) and words in said.err and len(said.err) < len(start) + 310
-
-
-def test_a_store_that_is_down_is_one_sentence(cli):
-    said = cli("job", "attach", "--all", MLFLOW_TRACKING_URI="http://127.0.0.1:9", MLFLOW_HTTP_REQUEST_MAX_RETRIES="0")
-    assert said == (1, "", "batchai: the tracking store http://127.0.0.1:9 can't be asked: Connection refused\n")

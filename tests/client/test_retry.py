@@ -344,11 +344,3 @@ def test_a_job_that_could_not_start_again_is_left_as_it_is(scene):
     with pytest.raises(JobError, match="node gpu2 is away; or wait for its end"):
         attempts.requeue(scene.found(), scene.cluster, "room", print)
     assert scene.found().job.requests() == [] and scene.spawned == []
-
-
-def test_a_job_that_makes_no_room_is_told_of(scene, monkeypatch):
-    monkeypatch.setattr(attempts, "MAKE_ROOM_SECONDS", 0.1)
-    monkeypatch.setattr(attempts, "LOOK_SECONDS", 0.02)
-    with pytest.raises(JobError, match=r"job toy-0123 doesn't end its attempt 1 to make room; see .*0123456789.log, or end it"):
-        attempts.requeue(scene.found(), scene.cluster, "room", print)
-    assert scene.found().job.attempt == 1

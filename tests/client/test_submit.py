@@ -132,20 +132,6 @@ def test_tags_that_a_person_searches_by(scene):
     assert (tags["batchai.resourceGroup"], tags["batchai.clusterId"]) == ("rg.one", cluster)
 
 
-def test_a_run_of_an_earlier_version(scene):
-    """All of its tags stand for themselves; what is set for clients stands behind its signature from then on."""
-    submitted = scene.submit()
-    retag(scene, submitted, {})
-    run = scene.run()
-    assert run.data.tags.items() >= {runs.TAG_FOLDER: submitted.job.folder, runs.TAG_NODES: "1"}.items()
-    assert lookup.find("toy-012345", submitted.tracking).job.folder == submitted.job.folder
-    runs.set_tags(scene.mlflow, run.info.run_id, {runs.TAG_STARTED: runs.time_text(1000), runs.TAG_STATE: "running"})
-    tags = runs.tags_of(scene.run())
-    assert runs.is_signed(scene.run()) and (runs.started(tags), tags[runs.TAG_FOLDER]) == (1000, submitted.job.folder)
-    runs.forget(scene.mlflow, run.info.run_id, runs.TAGS_OF_AN_END)
-    assert runs.is_signed(scene.run()) and runs.TAG_STARTED not in runs.tags_of(scene.run())
-
-
 @pytest.mark.parametrize("text", ["[]", "{", '{"folder": 1}', "[" * 100_000, ""])
 def test_what_somebody_has_written_for_clients(scene, text):
     scene.submit()
@@ -192,13 +178,6 @@ def test_ctrl_c_while_submitting(scene):
     check_undone(scene, "interrupted while it was being submitted", "KILLED")
 
 
-def test_a_store_that_fails_as_well_does_not_hide_what_came_first(scene, monkeypatch):
-    scene.cluster.engine.error = ClusterError("no nodes today")
-    monkeypatch.setattr(runs, "fail", lambda *arguments: 1 / 0)
-    with pytest.raises(ClusterError, match="no nodes today"):
-        scene.submit()
-
-
 def test_code_that_changes_meanwhile_leaves_no_run(scene):
     (scene.root / "project" / "train.py").write_text("2", encoding="utf-8")
     with pytest.raises(ProjectError, match="changed while it was sent; submit again"):
@@ -210,21 +189,6 @@ def test_a_job_is_found_by_its_name(scene):
     submitted = scene.submit()
     found = lookup.find("toy-012345", submitted.tracking)
     assert (found.job.folder, found.run_id, found.follower) == (submitted.job.folder, submitted.run_id, None)
-
-
-def test_a_job_whose_submit_failed_is_told_so(scene):
-    scene.cluster.engine.error = ClusterError("no nodes today")
-    with pytest.raises(ClusterError):
-        scene.submit()
-    found = lookup.find("toy-012345", runs.absolute("sqlite:///m.db", scene.root))
-    assert (found.job.state().execution_state, found.job.state().reason) == ("failed", "no nodes today")
-
-
-def test_a_job_without_its_folder_is_told_so(scene):
-    submitted = scene.submit()
-    shutil.rmtree(scene.root / "share" / submitted.job.folder)
-    with pytest.raises(JobError, match="job toy-012345 has no job folder: its submitter died, or its folder was deleted"):
-        lookup.find("toy-012345", runs.absolute("sqlite:///m.db", scene.root))
 
 
 def test_a_job_of_another_version_is_told_so(scene):
@@ -257,16 +221,6 @@ def test_the_run_of_a_job_that_never_began_can_be_ended(scene):
         lookup.find("toy-012345", tracking)
     assert (again.value.unstarted, again.value.run_ended) == (False, True)
     assert "batchai job terminate" not in str(again.value)
-
-
-def test_a_submitter_that_dies_when_it_has_just_made_the_run(scene):
-    """MLflow makes runs RUNNING; it can be ended as one that never began all the same."""
-    _, tracking = lost(scene)
-    scene.mlflow.update_run(scene.run().info.run_id, status="RUNNING")
-    with pytest.raises(NoFolderError, match="`batchai job terminate toy-012345` ends its run") as error:
-        lookup.find("toy-012345", tracking)
-    lookup.end_run(error.value, tracking)
-    assert scene.run().info.status == "KILLED"
 
 
 def test_the_run_of_a_job_that_did_begin_is_not_ended_for_want_of_its_folder(scene):
@@ -394,24 +348,6 @@ def test_watch_shows_all_until_the_run_is_finished(watching):
     assert console.said == ["a", "running", "b", "closed"]
 
 
-@pytest.mark.parametrize(("seconds", "pause"), [(0.0, 0.1), (3.0, 3.0), (60.0, 5.0)])
-def test_a_slow_share_has_time_to_itself(watching, monkeypatch, seconds, pause):
-    made, submitted, _ = watching
-    now, pauses = [0.0], []
-    monkeypatch.setattr(runner.time, "monotonic", lambda: now[0])
-    console = Console()
-    console.state = lambda text: now.__setitem__(0, now[0] + seconds)  # a part of the round
-
-    def sleep(wanted):
-        pauses.append(wanted)
-        made.verdict()
-        finish(made)
-
-    monkeypatch.setattr(runner.time, "sleep", sleep)
-    runner.watch(submitted, console, Signals())
-    assert pauses == [pytest.approx(pause)]
-
-
 def away(job, monkeypatch, *times):
     """Have the share fail for the looks of those numbers."""
     state, looks = job.state, itertools.count()
@@ -437,24 +373,6 @@ def test_a_share_that_is_away_for_a_while_is_looked_for(watching, monkeypatch):
     assert console.said == ["running", "a", said, "closed"]
 
 
-def test_a_share_that_is_away_when_the_job_has_just_ended_is_looked_for(watching, monkeypatch):
-    made, submitted, script = watching
-    made.verdict()
-    looks = [ShareError("share https://x: there is no host x")]
-    view = Lease.view
-
-    def look(lease):
-        if looks:
-            raise looks.pop()
-        return view(lease)
-
-    monkeypatch.setattr(Lease, "view", look)
-    script += [lambda: None, lambda: finish(made)]
-    console = Console()
-    assert runner.watch(submitted, console, Signals()).execution_state == "succeeded"
-    assert console.said[-2:] == ["share https://x: there is no host x (job toy-0123 goes on; still looking for it)", "closed"]
-
-
 def test_a_share_that_stays_away_is_left_in_the_end(watching, monkeypatch):
     _, submitted, _ = watching
     now = [1000.0]
@@ -464,25 +382,6 @@ def test_a_share_that_stays_away_is_left_in_the_end(watching, monkeypatch):
     with pytest.raises(ShareError, match="there is no host x; job toy-0123 goes on: batchai job attach toy-0123"):
         runner.watch(submitted, Console(), Signals())
     assert now[0] - 1000 == pytest.approx(runner.SHARE_PATIENCE_SECONDS, rel=0.1)
-
-
-def test_ctrl_c_while_the_share_is_away_is_not_forgotten(watching, monkeypatch):
-    made, submitted, script = watching
-    asked = []
-
-    def request(*arguments):
-        asked.append(1)
-        if len(asked) == 1:
-            raise ShareError("share https://x: there is no host x")
-        made.verdict("failed", terminated=True)
-        finish(made)
-
-    monkeypatch.setattr(submitted.job, "request_cancel", request)
-    signals = Signals()
-    script += [lambda: None] * 4
-    signals.cancelled = True
-    assert runner.watch(submitted, Console(), signals).terminated
-    assert len(asked) == 2
 
 
 def test_only_what_comes_from_now_on(watching):

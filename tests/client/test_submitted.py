@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import pickle
 import subprocess
 import sys
 import threading
@@ -104,17 +103,6 @@ def test_a_notebook_shows_it(folder: Callable[..., JobFolder], kept: list[Submit
     (tmp_path / 'a <b> & "share"').write_text("no folder")
     shown = job._repr_html_()
     assert "a &lt;b&gt; &amp;" in shown and "<b>" not in shown, "a share that is away is told of, and harms no cell"
-
-
-def test_another_process_attaches_to_it(folder: Callable[..., JobFolder], kept: list[Submitted]) -> None:
-    """What is pickled may lie about, and it would hold passwords."""
-    with pytest.raises(TypeError, match=r"give the other process its run_id, for mlflow_batchai.attach\('rrr"):
-        pickle.dumps([job_of(folder())])
-
-
-def test_in_an_sqlite_store_there_is_no_page(folder: Callable[..., JobFolder], kept: list[Submitted]) -> None:
-    job = job_of(folder(nodes=1), "sqlite:///m.db")
-    assert job.url is None and "<a " not in job._repr_html_()
 
 
 def test_used_by_many_threads(folder: Callable[..., JobFolder], kept: list[Submitted]) -> None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import io
-
 import pytest
 from job_folder import line, report
 from relay_world import Crash, Gone, Time, history
 
 from mlflow_batchai.agent import protocol, records
-from mlflow_batchai.client.console import JobConsole
 from mlflow_batchai.errors import JobChangedError
 from mlflow_batchai.follower.watch import Watch
 from mlflow_batchai.job.events import EventReader
 from mlflow_batchai.job.lease import Lease, LeaseState
-from mlflow_batchai.job.relay_memory import DAMAGED, usable
 
 BEAT = {"k": "beat", "t": 1}
 
@@ -202,14 +198,6 @@ def test_names_that_were_changed_are_told_of_once(plain):
     assert history(client, made.plan["runId"])["plain_"] == [(0, 6.0, 5), (1, 6.0, 5)]
 
 
-def test_the_console_shows_it_too():
-    err = io.StringIO()
-    console = JobConsole(1, io.StringIO(), err)
-    console.records([report(0, **{"a b%": 1}), report(1, **{"a b%": 1}), records.skipped(3), records.skipped(0, 1)])
-    said = err.getvalue()
-    assert said.count("'a b%'") == 1 and "3 lines" in said and "1 event files" in said
-
-
 def test_odd_values_and_a_report_of_thousands(plain):
     made, client, relay = plain
     values = {"huge": 10**400, "text": "1e3", "none": None, "list": [1], "yes": True, "nan": "nan", "inf": "-inf", "map": {}}
@@ -261,109 +249,7 @@ def test_a_backlog_goes_through_memory_in_pieces(relayed):
     assert "came for a step that had one" not in client.get_run(made.plan["runId"]).data.tags["batchai.notes"]
 
 
-def test_logs_cost_a_part_of_the_time(relayed, monkeypatch):
-    """A log of a gigabyte that takes two minutes to send is not sent again after five."""
-    _, _, relay = relayed
-    moving = relay()
-    now = [1000.0]
-    monkeypatch.setattr("mlflow_batchai.tracking.relay.time.monotonic", lambda: now[0])
-    sent = []
-
-    def send():
-        sent.append(now[0])
-        now[0] += 120.0
-        if len(sent) == 2:
-            raise OSError("the store is away")
-
-    moving._logs.send = send
-    moving._next_logs = 0.0
-    while now[0] < 30_000:
-        before = len(sent)
-        try:
-            moving.logs_when_due()
-        except OSError:
-            pass
-        now[0] += 0 if len(sent) > before else 10.0
-    assert 120.0 * len(sent) < 0.1 * 30_000
-
-
 # The relay's own memory.
-
-
-WHOLE = {
-    "attempt": 1,
-    "cursor": {"agent-0": 1},
-    "ending": False,
-    "metrics": {
-        "source": {"loss": 0},
-        "steps": {"loss": [[0, 4, 1]]},
-        "counts": {},
-        "keras": {
-            "epoch": 1,
-            "epochs": 2,
-            "time": 7,
-            "first": 1,
-            "begun": 7,
-            "steps": 0,
-            "best": [2, 7, {"acc": "0.5"}],
-            "last": None,
-        },
-        "names": {},
-        "repeated": 0,
-        "unread": 0,
-    },
-    "models": [],
-    "dropped": 3,
-    "skipped": [1, 1],
-    "state": "running",
-    "notes": ["a note"],
-    "leftOut": [],
-    "of a later version": 1,
-}
-
-
-# Keys that no version knows say nothing.
-NONE_AT_ALL = [f"metrics.keras {{'a': {value}}}" for value in (None, [[1, 0, 1]], [[0, 1, 0]], [])]
-
-
-def broken():
-    yield "no memory", [1]
-    for key in ("attempt", "cursor", "ending", "metrics", "models", "dropped", "skipped", "state"):
-        for value in (None, "x", [None], {"a": None}, -1, 1.5, 2**80):
-            yield f"{key} {value}", {**WHOLE, key: value}
-    for key in WHOLE["metrics"]["keras"]:
-        keras = {**WHOLE["metrics"]["keras"], key: [1]}
-        yield f"keras.{key}", {**WHOLE, "metrics": {**WHOLE["metrics"], "keras": keras}}
-    for key in WHOLE["metrics"]:
-        for value in ("x", [None], {"a": None}, {"a": [[1, 0, 1]]}, {"a": [[0, 1, 0]]}, {"a": []}, 2**80):
-            yield f"metrics.{key} {value}", {**WHOLE, "metrics": {**WHOLE["metrics"], key: value}}
-
-
-@pytest.mark.parametrize(("what", "damaged"), [pytest.param(*case, id=case[0]) for case in broken()])
-def test_a_damaged_memory_is_gone_on_from_as_far_as_it_can_be(what, damaged):
-    assert usable(WHOLE) == WHOLE
-    found = usable(damaged)
-    if what in ("state x", "metrics {'a': None}", "metrics.names {'a': []}", *NONE_AT_ALL):  # which is none
-        assert found == damaged
-        return
-    assert DAMAGED in found["notes"]
-    assert "cursor" not in found and "metrics" not in found
-    assert usable(found) == found
-
-
-def test_a_relay_with_a_damaged_memory_stores_each_point_once(plain):
-    made, client, relay = plain
-    made.segment(0, report(0, loss=1.5), line("f1 0.5"))
-    first = relay()
-    first.step()
-    cursor = protocol.decode_one(made.share.read(made.paths.cursor(1)))
-    cursor["memory"]["metrics"]["steps"]["loss"] = "gone"
-    made.write(made.paths.cursor(1), cursor)
-    made.segment(1, report(1, loss=0.5), line("f1 0.75"))
-    made.verdict()
-    relay().finish(made.job.state())
-    assert history(client, made.plan["runId"]) == {"loss": [(0, 1.5, 5), (1, 0.5, 5)], "f1": [(0, 0.5, 7), (1, 0.75, 7)]}
-    assert notes(made, client) == [DAMAGED]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from relay_world import Crash, history
 
-from mlflow_batchai.job.relay_memory import usable
 from mlflow_batchai.job.samples import SampleFold
 
 
@@ -30,7 +29,7 @@ def test_the_next_attempt_goes_on() -> None:
     first = SampleFold(2)
     first.feed([sample(0, cpu=1), sample(1, cpu=1), sample(0, 1, cpu=1)])
     # A crash in the same attempt changes nothing; the next attempt starts behind it, whoever folds it.
-    again = SampleFold(2, usable({"samples": first.remember()})["samples"])
+    again = SampleFold(2, first.remember())
     assert [point.step for point in again.feed([sample(2, cpu=1)])] == [2]
     second = SampleFold(2, again.remember(), same_attempt=False)
     assert [point.step for point in second.feed([sample(0, cpu=1), sample(0, 1, cpu=1)])] == [3, 1]

@@ -303,14 +303,6 @@ def test_values_that_are_refused(desk, kind, text, error, words):
     assert len(str(found.value)) < 500
 
 
-def test_an_unreadable_input_is_a_sentence(desk, monkeypatch):
-    desk.command, desk.parameters = "python train.py {a}", "{a: path}"
-    (desk.cwd / "x").write_text("", encoding="utf-8")
-    monkeypatch.setattr("mlflow_batchai.storage.objects.hash_file", lambda path: os.open(path / "nope", 0))
-    with pytest.raises(ProjectError, match="can't be read: Not a directory"):
-        desk.prepare(given={"a": "x"})
-
-
 def test_a_script_as_entry_point_gets_all_that_is_given(desk):
     prepared = desk.prepare(given={"lr": "0.1", "a b": "x"}, entry="train.py")
     assert prepared.plan.command == 'python train.py --lr "${BATCHAI_PARAM_lr}" --\'a b\' "${BATCHAI_PARAM_a_b}"'

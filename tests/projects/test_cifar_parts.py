@@ -98,12 +98,6 @@ def test_a_file_that_is_no_npz_is_one_sentence(images, arrays, tmp_path):
             images.load(str(path))
 
 
-@pytest.mark.parametrize("name", ["no such.npz", "."])
-def test_a_path_that_is_no_file_is_one_sentence(images, tmp_path, name):
-    with pytest.raises(images.DataError, match="is not a file: give cifar10, digits or the path"):
-        images.load(str(tmp_path / name))
-
-
 class FakeKeras(ModuleType):
     """Keras' datasets with a download that works or doesn't, and a count of its calls."""
 
@@ -133,16 +127,6 @@ def test_cifar10_is_downloaded_once_and_kept(images, arrays, tmp_path, monkeypat
     assert fake.calls == 1
     assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
     assert [path.name for path in cache.iterdir()] == ["cifar10.npz"]
-
-
-def test_a_torn_cache_is_said_and_replaced(images, arrays, tmp_path, monkeypatch, capsys):
-    fake = FakeKeras(arrays)
-    pretend(monkeypatch, fake)
-    (tmp_path / "cifar10.npz").write_bytes(b"half")
-    images.load("cifar10", tmp_path)
-    assert "cached CIFAR-10 can't be used" in capsys.readouterr().out
-    images.load("cifar10", tmp_path)
-    assert fake.calls == 1
 
 
 def test_no_network_is_one_sentence_that_names_the_other_sources(images, arrays, monkeypatch):
@@ -202,24 +186,6 @@ def test_augmentation_shifts_by_at_most_3_pixels_and_mirrors_half(images):
     assert moved[:, :, :, 0].min() == 0 and moved[:, :, :, 0].max() == 31
     lowest = moved[down == -3][0, :, 0, 0]
     assert lowest[:5].tolist() == [0, 0, 0, 0, 1]  # the border is repeated
-
-
-def test_defaults_are_the_tutorials(project, monkeypatch):
-    monkeypatch.delenv("AZ_BATCHAI_OUTPUT_MODEL", raising=False)
-    monkeypatch.delenv("CIFAR_CACHE", raising=False)
-    arguments = project.train.parse_arguments([])
-    assert vars(arguments) == {
-        "epochs": 100,
-        "batch_size": 32,
-        "learning_rate": 0.0001,
-        "data": "cifar10",
-        "augment": True,
-        "backend": "default",
-        "precision": "float32",
-        "seed": 1,
-        "output": Path("outputs"),
-        "cache": None,
-    }
 
 
 @pytest.mark.parametrize(
@@ -297,25 +263,6 @@ def test_both_ranks_end_when_rank_0_can_not_load(project, monkeypatch, capsys, a
     assert results == [(status, None), (status, None)]
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("train.py: ") and said in line
-
-
-def test_more_ranks_than_test_images_is_refused(project, arrays, capsys):
-    arguments = project.train.parse_arguments(["--batch-size", "2"])
-    assert project.train.misfit(arguments, project.images.Images(**arrays), 7) == 0
-    assert project.train.misfit(arguments, project.images.Images(**arrays), 8) == 2
-    assert "8 ranks can't share 7 test images" in capsys.readouterr().err
-
-
-def test_threads_are_shared_among_the_ranks_of_a_machine(project, monkeypatch):
-    monkeypatch.setattr(project.train.os, "sched_getaffinity", lambda _: set(range(8)))
-    monkeypatch.setenv("HOROVOD_LOCAL_SIZE", "2")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    for name in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
-        monkeypatch.setenv(name, "")  # so that it is put back
-        monkeypatch.delenv(name)
-    project.train.share_threads()
-    threads = [project.train.os.environ[n] for n in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")]
-    assert threads == ["4", "4", "1"]
 
 
 @pytest.mark.parametrize(

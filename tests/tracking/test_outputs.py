@@ -12,7 +12,6 @@ import pytest
 from job_folder import FOLDER
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
-from relay_world import Crash
 from requests import HTTPError
 
 from mlflow_batchai.agent import protocol, safeopen
@@ -79,19 +78,6 @@ def test_a_follower_that_comes_later_sends_what_is_left(scene):
 def outputs(made, client, number):
     made.share.claim(made.paths.lease(number))
     return Outputs(client, made.job, SentFiles(made.job, number))
-
-
-def test_a_relay_tells_the_next_one(scene):
-    made, client, relay, sent = scene
-    put(made, a="one")
-    made.verdict()
-    client.before["set_terminated"] = [Crash()]
-    with pytest.raises(Crash):
-        relay().finish(made.job.state())
-    client.dead = False
-    assert sent() == ["outputs/M/a"]
-    relay().finish(made.job.state())
-    assert sent() == [] and client.get_run(made.plan["runId"]).info.status == "FINISHED"
 
 
 @pytest.mark.parametrize("files", [None, [1], {"outputs/M/a": [3]}, {"outputs/M/a": [3, "now"]}, {"outputs/M/a": None}])
@@ -264,21 +250,6 @@ def test_large_outputs_are_spoken_of(scene, monkeypatch):
     assert watched == "outputs: file 1 of 2, 0 of 4 MB" and f"sending `{watched}`" in text
     run = client.get_run(made.plan["runId"])
     assert "sending" not in run.data.tags["mlflow.note.content"] and Lease(made.job).view().sending == ""
-
-
-def test_few_outputs_are_not(scene):
-    made, client, _, _ = scene
-    put(made, a="x", b="y", c="z")
-    now, told = [0.0], []
-    one = Outputs(client, made.job, SentFiles(made.job, 1), lambda: now[0])
-    one.send(told.append)
-    assert told == []
-    # But if they take their time.
-    real = client._real.log_artifact
-    client._real.log_artifact = lambda *arguments: (now.__setitem__(0, now[0] + 3), real(*arguments))
-    put(made, a="X1", b="Y1", c="Z1")
-    one.send(told.append)
-    assert told == ["outputs: file 3 of 3, 0 of 0 MB"]
 
 
 def test_as_many_files_at_once_as_have_room():

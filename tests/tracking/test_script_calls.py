@@ -15,11 +15,10 @@ from relay_world import Crash
 
 from mlflow_batchai.agent.protocol import JobPaths, encode
 from mlflow_batchai.job.jobs import Job
-from mlflow_batchai.job.lease import usable
 from mlflow_batchai.storage import credentials, open_share, spelling
 from mlflow_batchai.storage.credentials import Credential
 from mlflow_batchai.tracking.models.logged import last_of_scripts
-from mlflow_batchai.tracking.script_calls import calls, files
+from mlflow_batchai.tracking.script_calls import files
 
 MODEL = "m-" + "5" * 32
 
@@ -199,18 +198,6 @@ def test_a_file_that_is_refused_holds_up_no_other(scene):
     assert told.startswith("artifacts not sent: huge.bin (") and told.count("huge.bin") == 1 and "last.txt (" in told
 
 
-def test_a_file_that_becomes_what_it_was_is_sent_again(scene):
-    made, client, relay = scene
-    first = relay()
-    for sequence, texts in enumerate((["a"], ["b", "a"])):
-        made.segment(sequence, *[put(made, "run/x.txt", text) for text in texts])
-        first.step()
-        first._next_logs = 0.0
-        first.logs_when_due()
-    # The first time it may have been sent with a "b" in it.
-    assert client.calls.count("log_artifact") == 2
-
-
 def test_text_that_no_store_takes(scene):
     made, client, relay = scene
     odd, shown = "a\0b\udcff", "a\\x00b\\udcff"
@@ -352,33 +339,3 @@ def test_a_script_s_own_model_is_registered_where_no_file_was_saved(relayed):
     (model,) = client.search_logged_models([run.info.experiment_id])
     assert (run.data.tags["batchai.model"], run.data.tags["batchai.modelVersion"]) == (model.model_uri, "models:/net/1")
     assert [str(one.version) for one in client.search_model_versions("name = 'net'")] == ["1"]
-
-
-def test_a_memory_is_taken_as_it_was_written_and_not_as_it_was_damaged(scene):
-    made, _, relay = scene
-    made.segment(
-        0, said("param", values={"a": "1"}), said("param", values={"a": "2"}), put(made, "run/a.txt", "a"), *a_model(made)
-    )
-    first = relay()
-    first.step()
-    whole = json.loads(json.dumps(first._memory()))
-    assert usable(whole) == whole
-    for part, damaged in (
-        ("words", {"notes": [1]}),
-        ("files", {"waiting": {"a.txt": ["1", "2"]}}),
-        ("files", {"sent": []}),
-        ("models", {MODEL: {"name": "net"}}),
-        ("models", {MODEL: {**whole["tracked"]["models"][MODEL], "links": {"loss": ["1"]}}}),
-    ):
-        assert "tracked" not in usable({**whole, "tracked": {**whole["tracked"], part: damaged}})
-
-
-def test_notes_are_bounded(scene):
-    made, client, relay = scene
-    made.segment(0, said("param", values={f"p{i}": "0" for i in range(50)}))
-    made.segment(1, said("param", values={f"p{i}": "1" for i in range(50)}))
-    made.verdict("failed", reason="no")
-    relay().finish(made.job.state())
-    told = notes(made, client).splitlines()
-    assert len([note for note in told if note.startswith("param 'p")]) == calls.MOST_NOTES
-    assert any(note.startswith("30 more") for note in told)

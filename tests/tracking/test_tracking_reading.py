@@ -150,7 +150,7 @@ def test_credentials_stay_with_their_server(serve, world, monkeypatch):
     assert len(asked) == 2
 
 
-@pytest.mark.parametrize("name", ["MLFLOW_TRACKING_AUTH", "MLFLOW_TRACKING_AWS_SIGV4", "MLFLOW_WORKSPACE", "NETRC"])
+@pytest.mark.parametrize("name", ["MLFLOW_TRACKING_AUTH", "MLFLOW_TRACKING_AWS_SIGV4", "MLFLOW_WORKSPACE"])
 def test_what_only_mlflow_can_do_is_left_to_it(name, serve, world, monkeypatch):
     asked: list[str] = []
     monkeypatch.setattr(runs, "client", no_mlflow)

@@ -10,8 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mlflow_batchai.training import checkpoints as module
-from mlflow_batchai.training.checkpoints import CheckpointError, Checkpoints, read_aside, write_aside
+from mlflow_batchai.training.checkpoints import CheckpointError, Checkpoints
 
 
 def write_text(text):
@@ -138,16 +137,6 @@ def test_a_failed_write_leaves_the_one_before(made):
     assert names(checkpoints) == ["epoch-0001.json", "epoch-0001.weights.h5"]
 
 
-def test_a_full_share_leaves_the_one_before(made, monkeypatch):
-    checkpoints = made()
-    checkpoints.save(1, write_text("weights 1"))
-    folder = Path(checkpoints.folder)
-    (folder / "epoch-0002.weights.h5").symlink_to("/dev/full")
-    with pytest.raises(OSError, match="No space left"):
-        checkpoints.save(2, write_text("weights 2"))
-    assert made().newest().epochs_done == 1
-
-
 def test_a_process_that_is_killed_while_it_writes_leaves_the_one_before(made):
     """Cut off at each system call that changes the folder, in turn."""
     code = """
@@ -194,22 +183,6 @@ def test_other_settings_are_not_gone_on_from(made, said):
     assert made({"seed": (1, 2)}).newest() is None and text(made({"seed": 2}).newest()) == "others"
     other.clear()
     assert names(other) == []
-
-
-def test_the_default_says_it_on_standard_error(tmp_path, capsys):
-    Path(Checkpoints(tmp_path).save(1, write_text("weights"))).unlink()
-    assert Checkpoints(tmp_path).newest() is None
-    assert capsys.readouterr().err.startswith("mlflow-batchai: checkpoint epoch-0001 in ")
-
-
-def test_aside(tmp_path):
-    target = tmp_path / "a folder" / "model.h5"
-    content = os.urandom(module._CHUNK + 5)
-    digest = write_aside(target, lambda path: Path(path).write_bytes(content))
-    assert target.read_bytes() == content and digest == module._digest(target)
-    with read_aside(target) as local:
-        assert Path(local).read_bytes() == content and Path(local).name == "model.h5"
-    assert not Path(local).exists()
 
 
 def test_the_documented_loop_goes_on(tmp_path, monkeypatch):

@@ -144,41 +144,6 @@ def test_a_model_without_facts_about_its_inputs(spool, monkeypatch):
         report.model(3)
 
 
-class FakeTensor:
-    """What ``report.model`` reads of a Keras tensor."""
-
-    def __init__(self, name, shape, dtype="float32"):
-        self.name, self.shape, self.dtype = name, shape, dtype
-
-
-class FakeModel:
-    """What ``report.model`` reads of a Keras model."""
-
-    inputs = [FakeTensor("image", (None, 32, 32, 3))]  # noqa: RUF012
-    outputs = [FakeTensor("keras_tensor_9", (None, 10))]  # noqa: RUF012
-    output_names = ["probabilities"]  # noqa: RUF012
-
-
-def test_a_models_facts(spool):
-    report.model("m.keras", FakeModel())
-    meta = records(spool)[0]["meta"]
-    assert meta["inputs"] == [{"name": "image", "shape": [-1, 32, 32, 3], "dtype": "float32"}]
-    assert meta["outputs"] == [{"name": "probabilities", "shape": [-1, 10], "dtype": "float32"}]
-    assert f"numpy=={np.__version__}" in meta["requirements"]
-    assert (meta["numpy"], meta["format"]) == (np.__version__, "keras")
-
-
-def test_a_model_that_hides_its_facts_is_reported_all_the_same(spool, caplog):
-    class Odd:
-        @property
-        def inputs(self):
-            raise RuntimeError("no inputs")
-
-    report.model("m.h5", Odd())
-    assert records(spool)[0]["meta"] == {}
-    assert "reported without its facts" in caplog.text
-
-
 def test_importing_it_imports_nothing_heavy_and_needs_no_package():
     code = "import sys; from mlflow_batchai.training import report; print(sorted(m for m in sys.modules if m.split('.')[0] in ('keras', 'tensorflow', 'numpy', 'mlflow')))"
     done = subprocess.run(

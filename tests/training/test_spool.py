@@ -169,22 +169,6 @@ def test_of_many_processes_few_files_stay_open(tmp_path: Path, monkeypatch: pyte
         each.forget()
 
 
-def test_a_folder_that_cannot_be_made_anew_costs_nothing_either(own: Spool, reader: ReportReader, tmp_path: Path) -> None:
-    """A container's mount whose folder is gone, say: the agent has the file open, and what is written into it arrives."""
-    own.append(metric(0))
-    assert steps(reader) == [0]
-    shutil.rmtree(tmp_path / "spool")
-    (tmp_path / "spool").write_text("no folder")
-    own.append(metric(1))
-    own.append(metric(2))
-    assert steps(reader) == [1, 2]
-    assert reader.counts() == {3: Count(3, 3)}
-    (tmp_path / "spool").unlink()
-    own.append(metric(3))
-    assert steps(reader) == [3]
-    assert reader.counts() == {3: Count(4, 4)}
-
-
 def test_all_of_a_long_file_that_is_removed_and_written_anew(
     own: Spool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

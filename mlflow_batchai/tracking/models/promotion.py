@@ -13,10 +13,8 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
     from mlflow.tracking import MlflowClient
 
-# How often an alias is looked at again that another job has moved meanwhile.
-LOOKS = 5
-# What a version's tag says until it is known whether the alias points to it, and then: its description says which, and why.
-LOOKING, DECIDED = "being decided", "decided"
+# How often an alias is looked at, and moved if it should be.
+LOOKS = 4
 
 
 @dataclass(frozen=True)
@@ -33,52 +31,26 @@ class Promotion:
 
 
 def promote(client: MlflowClient, name: str, version: str, alias: str, condition: Condition | None) -> Promotion:
-    """Have an alias point to a version; a tag of the version (``tag_of``) says whether it is still looked at.
+    """Have an alias point to a version if that is better than its holder.
 
-    A registry has no way to move an alias only if nobody else has moved it. So a job says that it looks before it looks at the
-    alias's holder, and what it has moved it looks at again, together with the others that have looked meanwhile: of jobs
-    that end at once the last to move the alias finds all others, and the best one has it (without a condition the newest).
-    A second call for the same version changes nothing.
+    A registry has no way to move an alias only if nobody else has moved it: what was moved is looked at again, in case another
+    job has moved it at once. A second call for the same version changes nothing.
 
     Raises:
         ModelError: the registry failed.
     """
     with as_model_error(f"the alias {alias} of {name}", f"could not be moved to version {version}"):
-        decided = {other for other, told in _candidates(client, name, alias).items() if told != LOOKING}
-        client.set_model_version_tag(name, version, tag_of(alias), LOOKING)
-        made = Promotion(alias, version, *_moved(client, name, version, alias, condition, decided))
-        client.set_model_version_tag(name, version, tag_of(alias), DECIDED)
-        return made
-
-
-def tag_of(alias: str) -> str:
-    """The tag of a model version whose job has looked whether an alias is to point to it."""
-    return f"batchai.promotion.{alias}"
-
-
-def _moved(
-    client: MlflowClient, name: str, version: str, alias: str, condition: Condition | None, decided: set[str]
-) -> tuple[bool, str]:
-    """(whether the alias points to the version, why); ``decided`` were the versions whose jobs looked before this one's."""
-    contender, why = version, "as before"
-    for _ in range(LOOKS):
-        holder = _holder(client, name, alias)
-        if holder is None or str(holder.version) != contender:
-            better, told = _compared(client, name, contender, holder, condition)
+        why = "as before"
+        for _ in range(LOOKS):
+            holder = _holder(client, name, alias)
+            if holder is not None and str(holder.version) == version:
+                return Promotion(alias, version, True, why)
+            better, told = _compared(client, name, version, holder, condition)
             if not better:
-                return False, told if contender == version else _compared(client, name, version, holder, condition)[1]
-            if _set(client, name, alias, contender, holder):
+                return Promotion(alias, version, False, told)
+            if _set(client, name, alias, version, holder):
                 why = told
-            continue
-        # What another job set between a look and a move of ours is not to be seen in the registry any more.
-        best = holder
-        for rival in _candidates(client, name, alias).keys() - decided:
-            if _compared(client, name, rival, best, condition)[0]:
-                best = client.get_model_version(name, rival)
-        if best is holder:
-            return (True, why) if contender == version else (False, _compared(client, name, version, holder, condition)[1])
-        contender = str(best.version)
-    return False, "other jobs move it all the time"
+        return Promotion(alias, version, False, "other jobs move it all the time")
 
 
 def _set(client: MlflowClient, name: str, alias: str, version: str, holder: ModelVersion | None) -> bool:
@@ -92,18 +64,6 @@ def _set(client: MlflowClient, name: str, alias: str, version: str, holder: Mode
             raise
         return False
     return True
-
-
-def _candidates(client: MlflowClient, name: str, alias: str) -> dict[str, str]:
-    """What the tag says of each version that was to have the alias."""
-    found: dict[str, str] = {}
-    token = None
-    while True:
-        page = client.search_model_versions(_named(name), page_token=token)
-        found.update({str(one.version): one.tags[tag_of(alias)] for one in page if tag_of(alias) in one.tags})
-        token = page.token
-        if not token:
-            return found
 
 
 def _holder(client: MlflowClient, name: str, alias: str) -> ModelVersion | None:
@@ -152,9 +112,3 @@ def _metric(client: MlflowClient, run_id: str, metric: str) -> float | None:
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":
             return None
         raise
-
-
-def _named(name: str) -> str:
-    """A registry's filter for the versions of a model, whatever quotes are in its name."""
-    quote = '"' if "'" in name else "'"
-    return f"name = {quote}{name}{quote}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mlflow.entities import (
@@ -307,9 +307,4 @@ class JobStore(Refusing):  # type: ignore[misc]
 
 
 def _pairs(entities: Iterable[Any] | None) -> dict[str, str]:
-    return dict(_items(entities or ()))
-
-
-def _items(entities: Iterable[Any]) -> Iterator[tuple[str, str]]:
-    for entity in entities:
-        yield entity.key, str(entity.value)
+    return {entity.key: str(entity.value) for entity in entities or ()}
