@@ -11,7 +11,6 @@ SLOW = (
     "e2e/test_azure_share.py",
     "e2e/test_big_logs.py",
     "e2e/test_cifar_attempts.py",
-    "e2e/test_local_gpus.py",
     "e2e/test_main_job.py",
     "e2e/test_scripts_with_mlflow.py::test_autolog",
     "e2e/test_scripts_with_mlflow.py::test_pytorch",

@@ -154,17 +154,6 @@ def test_an_interpreter_that_does_not_train(ssh, script, part):
         assert all(state == "ok" for name, (state, _) in found.items() if name != "training")
 
 
-def test_a_horovod_that_does_not_fit_its_framework(ssh):
-    (ssh.root / "packages" / "horovod").mkdir(parents=True)
-    (ssh.root / "packages" / "torch.py").write_text("__version__ = '2.5'\n")
-    (ssh.root / "packages" / "horovod" / "__init__.py").write_text("__version__ = '0.28.1'\n")
-    (ssh.root / "packages" / "horovod" / "torch.py").write_text("raise ImportError('undefined\\n symbol')\n")
-    ssh.trainer.write_text(f'#!/bin/sh\nPYTHONPATH={ssh.root}/packages exec {sys.executable} -S "$@"\n')
-    ssh.document(**{**ssh.base, "hosts": ssh.base["hosts"][:1]})
-    text = ssh.checks(1)["127.0.0.11"]["training"][1]
-    assert "horovod.torch fails: ImportError: undefined symbol: build a wheel with `batchai horovod build`" in text
-
-
 def test_a_node_that_is_off_and_one_that_is_unknown(ssh):
     known = ssh.root / "known_hosts"
     lines = Path(ssh.base["knownHosts"]).read_text().splitlines(keepends=True)
