@@ -17,7 +17,6 @@ SLOW = (
     "e2e/test_ssh_bad_input.py",
     "e2e/test_ssh_machines.py",
     "e2e/test_sweep_job.py",
-    "e2e/test_tutorial_elsewhere.py",
     "e2e/test_ui.py",
     "examples/",
     "faults/",

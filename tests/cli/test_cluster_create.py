@@ -5,16 +5,11 @@ from __future__ import annotations
 import json
 import re
 import stat
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 from command_line import Cli
-from waiting import wait_for
-
-from mlflow_batchai.cli import lookup
-from mlflow_batchai.cli.lookup import asking
 
 CLUSTER: dict[str, Any] = {
     "properties": {
@@ -226,20 +221,6 @@ def test_commands_on_a_node(cli: Cli, capfd: pytest.CaptureFixture[str]) -> None
     ):
         refused = cli("cluster", "node", "exec", "-c", "local", "-n", "0", *options)
         assert refused.code == 2 and message in refused.err
-
-
-def test_nodes_that_take_their_time(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    closed: list[str] = []
-    quick, slow = (
-        SimpleNamespace(name=name, engine=SimpleNamespace(close=lambda name=name: closed.append(name)))
-        for name in ("quick", "slow")
-    )
-    with asking(quick):
-        pass
-    monkeypatch.setattr(lookup, "PATIENCE_SECONDS", 0.01)
-    with asking(slow):
-        assert "the nodes of cluster 'slow' have not all answered yet" in wait_for(lambda: capsys.readouterr().err)
-    assert closed == ["quick", "slow"]
 
 
 def test_where_and_what_is_said_of_a_document(cli: Cli) -> None:

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from command_line import Cli
 from netns import SHARE, Machines, Setup, unavailable
+from ssh_world import on_machines, on_servers
 from waiting import wait_for
 
 from mlflow_batchai.admin.doctor import CHECKS
@@ -84,13 +85,7 @@ def client(tmp_path, capsys, monkeypatch):
 def ssh(client, ssh_servers):
     """The client with a document of the SSH servers; each test's nodes have folders of their own."""
     client.servers = ssh_servers
-    client.base = {
-        "engine": "ssh",
-        "hosts": [{"host": server.address, "root": str(client.root / f"root{n}")} for n, server in enumerate(ssh_servers)],
-        "port": ssh_servers.port,
-        "keyFile": str(ssh_servers.key_file),
-        "knownHosts": str(ssh_servers.known_hosts),
-    }
+    client.base = {"engine": "ssh", **on_servers(ssh_servers, client)}
     client.document(**client.base)
     return client
 
@@ -267,15 +262,7 @@ def islands(client, machines):
 
     def document(*indexes, **keys):
         client.share = machines.share_here
-        client.document(
-            engine="ssh",
-            hosts=[machines[index].address for index in indexes],
-            user=machines.user,
-            keyFile=str(machines.key_file),
-            knownHosts=str(machines.known_hosts),
-            shareOnNodes=SHARE,
-            **keys,
-        )
+        client.document(engine="ssh", **on_machines(machines, client, indexes), **keys)
         return [machines[index].address for index in indexes]
 
     return document

@@ -16,14 +16,11 @@ from waiting import wait_for
 
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.cli import file
-from mlflow_batchai.client import jobview, runner
-from mlflow_batchai.cluster import scaling
-from mlflow_batchai.errors import ClusterError, JobError, NotFoundError, ShareError, UsageError
+from mlflow_batchai.errors import JobError, NotFoundError, UsageError
 from mlflow_batchai.follower import detached
 from mlflow_batchai.follower.detached import Submitted
 from mlflow_batchai.job import lease
 from mlflow_batchai.job.jobs import Job
-from mlflow_batchai.job.states import JobState
 from mlflow_batchai.storage import Share, credentials, open_share
 from mlflow_batchai.storage.credentials import Credential
 from mlflow_batchai.storage.directory import DirectoryShare
@@ -224,31 +221,3 @@ def test_names_that_rclone_spells_otherwise(tmp_path: Path) -> None:
     assert list(place.entries("more?")) == ["more?/a"]
     with pytest.raises(NotFoundError, match=r"there is no 'less\?' in MODEL; there is: epoch:1\.h5, more\?"):
         place.entries("less?")
-
-
-def test_a_queued_job_whose_nodes_do_not_answer(monkeypatch: pytest.MonkeyPatch, attempts: Attempts) -> None:
-    job = attempts.submitted.job
-
-    def away(job: Job) -> scaling.Waits:
-        raise ClusterError("node-0 does not answer")
-
-    monkeypatch.setattr(scaling, "waits", away)
-    assert jobview._queue(job) == (None, "queued; node-0 does not answer")
-
-
-def test_waiting_outlasts_a_share_that_is_away(attempts: Attempts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``job wait`` of a job whose run is finished, once its share is back."""
-    submitted, said = attempts.submitted, []
-    answers = [ShareError("share away"), ShareError("share away"), JobState("succeeded", 0)]
-
-    def state(submitted: Submitted) -> JobState:
-        answer = answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    monkeypatch.setattr(runner, "state", state)
-    monkeypatch.setattr(runner.Lease, "finished", lambda lease: True)
-    monkeypatch.setattr(runner.time, "sleep", lambda seconds: None)
-    assert runner.wait(submitted, said.append).exit_code == 0
-    assert said == ["share away (job toy goes on; still looking for it)"]

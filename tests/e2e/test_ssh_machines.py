@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
-import psutil
 import pytest
 from netns import Machines, Setup, unavailable
 from ssh_world import HereClient, config, describe, ended, on_machines, running
@@ -105,28 +103,3 @@ def test_a_job_goes_on_without_a_node(
     assert len(hosts) == 3 and machines[1].hostname not in hosts
     followed[0].join(60)
     world.wait_gone()
-
-
-def test_an_unplugged_node(world: Any, machines: Machines, here: HereClient) -> None:
-    """The client can't ask it, but the share tells all that counts: the job goes on and succeeds, with a note."""
-    script = """
-        import os, time
-        print("up", flush=True)
-        while not os.path.exists(os.environ["AZ_BATCHAI_SHARED_JOB_TEMP"] + "/go"):
-            time.sleep(0.05)
-    """
-    run = here.submit(world.project(script, batchai=config(3)))
-    running(world, 3)
-    machines[2].unplug()
-    try:
-        (world.folder(run) / "shared" / "go").touch()
-        run = ended(world, run, 90)
-        assert run.info.status == "FINISHED"
-        assert machines[2].address in run.data.tags["batchai.notes"]
-    finally:
-        machines[2].plug()
-    # What answered the client there has not heard that it is gone; it ends after five minutes without a question.
-    world.wait(lambda: {process.pid for process in world.processes()} <= world.serving())
-    for process in world.processes():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()

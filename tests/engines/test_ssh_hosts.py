@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sshd import SshNodes
@@ -21,8 +20,7 @@ from test_engine_conformance import SshSite
 from waiting import wait_for
 
 from mlflow_batchai.engines import archive, hosts
-from mlflow_batchai.engines.base import CheckResult, Needs, PollState, Scalable
-from mlflow_batchai.engines.machines import SshMachine
+from mlflow_batchai.engines.base import CheckResult, PollState
 from mlflow_batchai.errors import ClusterError
 
 
@@ -118,23 +116,6 @@ def test_nodes_that_cant_be_used_are_left_out(site: SshSite, ssh_servers: SshNod
         ssh_servers[1].start()
     # Asked again, it looks again.
     assert len(engine.check(3).warnings) == 1
-
-
-def test_what_a_check_finds_missing_is_not_what_a_census_finds(site: SshSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    ask, lacking = SshMachine.ask, ["rclone"]
-
-    def lacks(self: SshMachine, verb: str, *rest: Any, **arguments: Any) -> Any:
-        return {**ask(self, verb, *rest, **arguments), **({"lacking": lacking, "machine": "x"} if verb == "needs" else {})}
-
-    monkeypatch.setattr(SshMachine, "ask", lacks)
-    needs = Needs((), None, sys.executable)
-    assert site.engine.check(2, needs) == CheckResult(2, {"rclone": {"x"}})
-    lacking.append("another")
-    assert isinstance(site.engine, Scalable)
-    site.engine.census()
-    assert site.engine.check(2, needs) == CheckResult(2, {"rclone": {"x"}})
-    assert site.engine.check(2) == CheckResult(2)
-    assert site.engine.check(2, needs) == CheckResult(2, {"rclone": {"x"}, "another": {"x"}})
 
 
 def test_without_the_node_that_keeps_the_queue_there_is_no_job(site: SshSite, ssh_servers: SshNodes) -> None:
@@ -268,15 +249,6 @@ def test_a_machine_that_took_anothers_name(site: SshSite) -> None:
     assert site.engine.poll(handle).gone == (0, 1)
 
 
-def test_a_first_host_that_changes_between_check_and_submit(site: SshSite) -> None:
-    backwards = site.another_process(backwards=True)
-    assert backwards.check(2) == CheckResult(2)
-    handle = site.engine.submit(site.job("sleep 600", nodes=2))
-    with pytest.raises(ClusterError, match="it has jobs of a cluster document whose first host is another"):
-        backwards.submit(site.job("true", nodes=2))
-    site.engine.cancel(handle)
-
-
 def test_a_login_with_another_shell(site: SshSite) -> None:
     """csh ends a quoted word where a line ends."""
     assert "\n" not in archive.boot()
@@ -286,11 +258,3 @@ def test_a_login_with_another_shell(site: SshSite) -> None:
     command = shlex.join([sys.executable, "-I", "-S", "-c", archive.boot(), str(site.root / "r"), "name", "hash", "serve"])
     said = subprocess.run([tcsh, "-c", command], capture_output=True, text=True).stderr
     assert said == f"the archive is to be sent to {site.root}/r/agents/name\n"
-
-
-def test_a_training_interpreter_that_isnt_there(site: SshSite) -> None:
-    site.engine._trainer = "/opt/nowhere/bin/pyhton"
-    with pytest.raises(
-        ClusterError, match=r"node 127\.0\.0\.11: there is no program /opt/nowhere/bin/pyhton there; correct python"
-    ):
-        site.engine.check(2)

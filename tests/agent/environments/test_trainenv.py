@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
+import shutil
 import socket
 import sys
 import time
@@ -15,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from mlflow_batchai.agent.environments import trainenv, wheels
+from mlflow_batchai.agent.environments import kept, trainenv, wheels
 from mlflow_batchai.agent.layout import NodeLayout
 from mlflow_batchai.agent.outcome import Failure, Stop
 from mlflow_batchai.agent.plan import PythonEnvironment
@@ -197,6 +199,29 @@ def test_an_interpreter_that_only_fails_is_left_alone(
     assert trainenv.find_python(f"{sys.version_info[0]}.{sys.version_info[1]}", layout) == sys.executable
     program(Path(run.interpreter), "#!/bin/sh\necho 2.5\n")
     assert Builder().build(layout, wanted()) == str(python)
+
+
+def test_an_interpreter_that_can_t_be_started_just_now(layout: NodeLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Builder()
+    python = Path(run.build(layout, wanted()))
+
+    def start(*arguments: Any, **options: Any) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(trainenv.subprocess, "run", start)
+    with pytest.raises(Failure, match="can't be asked its version: Too many open files; submit again"):
+        Builder().build(layout, wanted())
+    assert python.is_symlink()
+
+
+def test_each_build_is_another(layout: NodeLayout) -> None:
+    folder = Path(Builder().build(layout, wanted())).parents[1]
+    assert kept.making(str(folder)) == kept.making(str(folder)) != ""
+    first = kept.making(str(folder))
+    shutil.rmtree(folder)
+    assert kept.making(str(folder)) == ""
+    Builder().build(layout, wanted())
+    assert kept.making(str(folder)) not in ("", first)
 
 
 def test_what_is_used_looks_used(layout: NodeLayout, tmp_path: Path) -> None:

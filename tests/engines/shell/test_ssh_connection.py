@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from sshd import SshNode, make_key, ssh_nodes
+from sshd import SshNode, SshNodes, make_key, ssh_nodes
 from waiting import wait_for
 
 from mlflow_batchai.engines.shell import transport
@@ -393,6 +393,16 @@ def test_a_jump_host_that_forwards_nothing(nodes, reach, special):
     node.known_hosts.write_text(nodes_known)
     text = problem(reach(nodes[1], jump=f"127.0.0.15:{nodes.port}", known_hosts=node.known_hosts))
     assert text.endswith("it doesn't forward connections; set AllowTcpForwarding yes in its sshd_config")
+
+
+def test_the_connection_is_kept_awake_and_fast(nodes, reach):
+    behind, plain = reach(nodes[0], jump=f"127.0.0.12:{nodes.port}"), reach(nodes[2])
+    assert open_all([behind, plain]) == {"127.0.0.11": None, "127.0.0.13": None}
+    (jump,) = transport._JUMPS.values()
+    for link in (plain._link, jump.link.result()):
+        assert link.transport.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    for link in (plain._link, jump.link.result(), behind._link):
+        assert link.transport.packetizer._Packetizer__keepalive_interval == 15
 
 
 def test_a_proxy_command(nodes, reach, home):
@@ -776,3 +786,9 @@ def test_paramiko_says_nothing_by_itself(listener):
     )
     done = subprocess.run([os.sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0 and done.stderr == "" and done.stdout.count("\n") == 1
+
+
+def test_the_nodes_are_let_alone(nodes):
+    assert isinstance(nodes, SshNodes) and len(nodes) == 4
+    for node in nodes:
+        wait_for(lambda node=node: not node.sessions(), what=f"{node.name} has connections left")
