@@ -61,15 +61,6 @@ def ssh_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshNodes]:
         yield made
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, store_template: Path) -> Iterator[MlflowServer]:
-    """A real MLflow server for one test module."""
-    made = MlflowServer(tmp_path_factory.mktemp("server"), store_template)
-    made.start()
-    yield made
-    made.kill()
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _no_key_of_a_person(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Tests that have no client folder of their own sign with a key that is nobody's."""
@@ -104,6 +95,15 @@ def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzureServer]:
         credentials.name_endpoint(server.endpoint)
         credentials.name_endpoint(server.blob_endpoint)
         yield server
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, store_template: Path) -> Iterator[MlflowServer]:
+    """A real MLflow server for one test module."""
+    made = MlflowServer(tmp_path_factory.mktemp("server"), store_template)
+    made.start()
+    yield made
+    made.kill()
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.server
 import itertools
 import json
 import os
@@ -302,6 +303,44 @@ def test_waiting_until_all_have_ended(jobs, monkeypatch):
         "second": ("finished", "failed"),
     }
     assert f"job second (run {second.run_id}): it has failed: rank 0 died" in lines
+
+
+def answering(status, body):
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET
+
+        def log_message(self, *arguments):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "words"),
+    [
+        (503, b"<html>" + b"busy " * 500, "503"),
+        (200, b"no json", ""),
+        (401, b'{"error_code": "UNAUTHENTICATED"}', "UNAUTHENTICATED"),
+    ],
+)
+def test_a_store_that_is_in_trouble_is_one_sentence(cli, status, body, words):
+    server = answering(status, body)
+    try:
+        uri = f"http://me:pa55@127.0.0.1:{server.server_port}"
+        said = cli("job", "attach", "--all", MLFLOW_TRACKING_URI=uri, MLFLOW_HTTP_REQUEST_MAX_RETRIES="0")
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert (said.code, said.out, said.err.count("\n")) == (1, "", 1)
+    start = f"batchai: the tracking store http://127.0.0.1:{server.server_port} can't be asked: "
+    assert said.err.startswith(start) and words in said.err and len(said.err) < len(start) + 310
 
 
 def test_a_store_that_is_down_is_one_sentence(cli):

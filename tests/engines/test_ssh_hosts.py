@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sshd import SshNodes
@@ -20,7 +21,8 @@ from test_engine_conformance import SshSite
 from waiting import wait_for
 
 from mlflow_batchai.engines import archive, hosts
-from mlflow_batchai.engines.base import CheckResult, PollState
+from mlflow_batchai.engines.base import CheckResult, Needs, PollState, Scalable
+from mlflow_batchai.engines.machines import SshMachine
 from mlflow_batchai.errors import ClusterError
 
 
@@ -116,6 +118,23 @@ def test_nodes_that_cant_be_used_are_left_out(site: SshSite, ssh_servers: SshNod
         ssh_servers[1].start()
     # Asked again, it looks again.
     assert len(engine.check(3).warnings) == 1
+
+
+def test_what_a_check_finds_missing_is_not_what_a_census_finds(site: SshSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask, lacking = SshMachine.ask, ["rclone"]
+
+    def lacks(self: SshMachine, verb: str, *rest: Any, **arguments: Any) -> Any:
+        return {**ask(self, verb, *rest, **arguments), **({"lacking": lacking, "machine": "x"} if verb == "needs" else {})}
+
+    monkeypatch.setattr(SshMachine, "ask", lacks)
+    needs = Needs((), None, sys.executable)
+    assert site.engine.check(2, needs) == CheckResult(2, {"rclone": {"x"}})
+    lacking.append("another")
+    assert isinstance(site.engine, Scalable)
+    site.engine.census()
+    assert site.engine.check(2, needs) == CheckResult(2, {"rclone": {"x"}})
+    assert site.engine.check(2) == CheckResult(2)
+    assert site.engine.check(2, needs) == CheckResult(2, {"rclone": {"x"}, "another": {"x"}})
 
 
 def test_without_the_node_that_keeps_the_queue_there_is_no_job(site: SshSite, ssh_servers: SshNodes) -> None:
