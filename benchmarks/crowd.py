@@ -25,7 +25,8 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "faults"), str(ROOT / "tests")]
 
 from crowd import NODES, STEPS, Crowd, memory_of  # noqa: E402
-from seed_world import BIN, SeedWorld, make_store  # noqa: E402
+from seed_world import SeedWorld  # noqa: E402
+from world import BIN, make_store  # noqa: E402
 
 PROCESSES = 8
 SUBMITTERS = ("crowd_submitter.py", "/batchai sweep run")
@@ -72,7 +73,7 @@ class Watcher(threading.Thread):
 
     def look(self) -> float:
         """Look once; the CPU seconds of all, from their start."""
-        own = {pid: command for pid, command in self._world.processes().items() if not _is_other(pid, command)}
+        own = {pid: command for pid, command in self._world.alive().items() if not _is_other(pid, command)}
         used = {pid: memory_of(pid) for pid in own}
         if sum(used.values()) > self.memory:
             self.memory = sum(used.values())
@@ -163,7 +164,7 @@ def sweep(folder: Path, store: Path, jobs: int) -> None:
     world = SeedWorld(folder, store)
     try:
         (world.home / "clusters" / "local.yaml").write_text(f"nodes: {NODES}\n", encoding="utf-8")
-        project = world.project("properties: {nodeCount: 2, horovodSettings: {}}", SWEPT)
+        project = world.project(SWEPT, batchai="properties: {nodeCount: 2, horovodSettings: {}}")
         (project / "MLproject").write_text(
             "name: toy\nentry_points: {main: {parameters: {value: float}, command: 'python train.py {value}'}}\n",
             encoding="utf-8",
@@ -173,7 +174,7 @@ def sweep(folder: Path, store: Path, jobs: int) -> None:
         begun = time.monotonic()
         values = ",".join(map(str, range(jobs)))
         command = [BIN / "batchai", "sweep", "run", project, "-P", f"value={values}", "--parallel", "4"]
-        process = world.start("sweep", *command)
+        process = world.launch("sweep", *command)
         world.wait(lambda: process.poll() is not None, 1800, "the sweep's end")
         took = time.monotonic() - begun
         watcher.stop()

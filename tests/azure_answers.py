@@ -19,8 +19,8 @@ _CODES = {
     ),
     401: "InvalidAuthenticationInfo NoAuthenticationInformation",
     403: (
-        "AuthenticationFailed AuthorizationFailure AuthorizationPermissionMismatch AuthorizationProtocolMismatch "
-        "AuthorizationResourceTypeMismatch AuthorizationServiceMismatch AuthorizationSourceIPMismatch "
+        "AuthenticationFailed AuthorizationFailure AuthorizationPermissionMismatch "
+        "AuthorizationResourceTypeMismatch AuthorizationServiceMismatch "
         "ShareSizeLimitReached"
     ),
     404: "BlobNotFound ContainerNotFound ParentNotFound ResourceNotFound ShareNotFound",

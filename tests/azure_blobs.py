@@ -13,14 +13,12 @@ import re
 import shutil
 import stat
 import time
-import uuid
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from urllib.parse import unquote
 from xml.sax.saxutils import escape
 
-from azure_answers import Answer, Call, Refusal, http_date, parse_range, xml
-from azure_files import source_path
+from azure_answers import Answer, Call, Refusal, http_date, xml
 from azure_listing import encoded, frame, page
 from azure_signing import check_md5
 from azure_store import SHARE_NAME, Store, content, metadata, refusals
@@ -51,53 +49,19 @@ class Blobs:
 
     def answer(self, call: Call) -> Answer:
         if not call.share:
-            if call.comp != "list":
-                raise Refusal("InvalidUri")
-            names, marker = page(call, os.listdir(self.store.root))
-            entries = "".join(f"<Container><Name>{name}</Name>{self.container_properties(name)}</Container>" for name in names)
-            return frame(call, f'ServiceEndpoint="/{call.account}/"', f"<Containers>{entries}</Containers>", marker)
+            raise Refusal("InvalidUri")
         top = self.store.top(call.share)
         if not SHARE_NAME.fullmatch(call.share):
             raise Refusal("InvalidResourceName")
         if not call.path:
-            return self.container(call, top)
+            if call.method == "GET" and call.comp == "list" and os.path.isdir(top):
+                return self.list_blobs(call, top)
+            raise Refusal("ContainerNotFound")
         if not os.path.isdir(top):
             raise Refusal("ContainerNotFound")
         if any(name in ("", ".", "..") or "\0" in name or len(name.encode()) > 255 for name in call.path):
             raise Refusal("InvalidResourceName")
         return self.blob(call, "/".join((top, *call.path)), top)
-
-    # -- containers ---------------------------------------------------------------------------------------------------------------
-
-    def container_properties(self, name: str) -> str:
-        path = self.store.top(name)
-        status = os.stat(path)
-        etag, date = escape(self.store.etag(path, status)), http_date(status.st_ctime)
-        return f"<Properties><Last-Modified>{date}</Last-Modified><Etag>{etag}</Etag></Properties>"
-
-    def container(self, call: Call, top: str) -> Answer:
-        if call.restype != "container":
-            raise Refusal("InvalidUri")
-        if call.method == "PUT" and not call.comp:
-            try:
-                os.mkdir(top)
-            except FileExistsError:
-                raise Refusal("ContainerAlreadyExists") from None
-            self.store.touch(top).metadata = metadata(call)
-            return Answer(201, {"ETag": self.store.etag(top, os.stat(top))})
-        with refusals("ContainerNotFound"):
-            status = os.stat(top)
-        match call.method, call.comp:
-            case "GET", "list":
-                return self.list_blobs(call, top)
-            case (("GET" | "HEAD"), ("" | "metadata")):
-                headers = {"ETag": self.store.etag(top, status), "Last-Modified": http_date(status.st_ctime)}
-                return Answer(200, headers)
-            case "DELETE", "":
-                shutil.rmtree(top)
-                self.store.forget_below(top)
-                return Answer(202)
-        raise Refusal("UnsupportedHttpVerb")
 
     def list_blobs(self, call: Call, top: str) -> Answer:
         delimiter, prefix = call.query.get("delimiter", ""), call.query.get("prefix", "")
@@ -151,19 +115,6 @@ class Blobs:
                 )
             case (("GET" | "HEAD"), ("" | "metadata")):
                 return Answer(200, headers, length=status.st_size)
-            case "DELETE", "":
-                os.unlink(path)
-                self.store.forget(path)
-                tidy(os.path.dirname(path), top)
-                return Answer(202)
-            case "PUT", "metadata":
-                self.store.touch(path).metadata = metadata(call)
-                return Answer(200, {"ETag": self.store.etag(path, status)})
-            case "PUT", "properties":
-                self.store.touch(path).content = blob_headers(call)
-                return Answer(200, {"ETag": self.store.etag(path, status)})
-            case "PUT", "tier":
-                return Answer(200)
         raise Refusal("UnsupportedHttpVerb")
 
     def headers(self, path: str, status: os.stat_result) -> dict[str, str]:
@@ -181,7 +132,7 @@ class Blobs:
         }
 
     def write(self, call: Call, path: str) -> Answer:
-        """Put Blob, Copy Blob, Put Block (also from another blob), Put Block List."""
+        """Put Blob, Put Block, Put Block List."""
         check_md5(call)
         if call.comp == "block":
             block = call.query.get("blockid", "")
@@ -191,13 +142,7 @@ class Blobs:
                 raise Refusal("InvalidQueryParameterValue", QueryParameterName="blockid") from None
             descriptor, fresh = self.store.new_file()
             with os.fdopen(descriptor, "wb") as file:
-                if "x-ms-copy-source" in call.headers:
-                    first, last = parse_range(call.headers.get("x-ms-source-range", "bytes=0-"))
-                    with refusals("BlobNotFound"), open(source_path(self.store, call, "x-ms-copy-source"), "rb") as source:
-                        source.seek(first)
-                        file.write(source.read(-1 if last is None else last - first + 1))
-                else:
-                    file.write(call.body)
+                file.write(call.body)
             with self.store.lock:
                 old = self.blocks.setdefault(path, {}).get(block)
                 self.blocks[path][block] = fresh
@@ -218,9 +163,6 @@ class Blobs:
                     for piece in pieces:
                         with open(piece, "rb") as source:
                             shutil.copyfileobj(source, file, 1 << 20)
-                elif "x-ms-copy-source" in call.headers:
-                    with refusals("BlobNotFound"), open(source_path(self.store, call, "x-ms-copy-source"), "rb") as source:
-                        shutil.copyfileobj(source, file, 1 << 20)
                 elif call.headers.get("x-ms-blob-type") == "BlockBlob":
                     file.write(call.body)
                 else:
@@ -235,8 +177,6 @@ class Blobs:
         extras.metadata, extras.content, extras.created = metadata(call), blob_headers(call), time.time()
         status = os.stat(path)
         headers = {"ETag": self.store.etag(path, status), "Last-Modified": http_date(status.st_ctime)}
-        if "x-ms-copy-source" in call.headers:
-            return Answer(202, headers | {"x-ms-copy-id": str(uuid.uuid4()), "x-ms-copy-status": "success"})
         return Answer(201, headers | {"x-ms-request-server-encrypted": "true"})
 
     def listed(self, call: Call, path: str) -> list[str]:
@@ -288,13 +228,3 @@ def blob_headers(call: Call) -> dict[str, str]:
     if "Content-Type" not in found and call.comp == "" and call.headers.get("content-type"):
         found["Content-Type"] = call.headers["content-type"]
     return found
-
-
-def tidy(folder: str, top: str) -> None:
-    """Remove the folders that no blob is left in."""
-    while folder != top:
-        try:
-            os.rmdir(folder)
-        except OSError:
-            return
-        folder = os.path.dirname(folder)

@@ -6,10 +6,9 @@ import os
 import shutil
 import stat
 import time
-import uuid
 from urllib.parse import unquote, urlsplit
 
-from azure_answers import Answer, Call, Refusal, http_date, parse_range, xml
+from azure_answers import Answer, Call, Refusal, http_date, parse_range
 from azure_listing import list_directory, list_shares
 from azure_signing import check_md5
 from azure_store import (
@@ -107,20 +106,13 @@ class Files:
                     raise Refusal("DirectoryNotEmpty") from None
                 store.forget(path)
                 return Answer(202)
-            case "PUT", "metadata":
-                store.touch(path).metadata = metadata(call)
-                return Answer(200, headers)
-            case "PUT", "properties":
-                store.touch(path).attributes = named_attributes(call)
-                set_times(call, path)
-                return Answer(200, describe(store, path, os.stat(path), directory=True))
         raise Refusal("UnsupportedHttpVerb")
 
     # -- files --------------------------------------------------------------------------------------------------------------------
 
     def file(self, call: Call, path: str) -> Answer:
         if call.method == "PUT" and not call.comp:
-            return copy(self.store, call, path) if "x-ms-copy-source" in call.headers else self.create(call, path)
+            return self.create(call, path)
         if call.method == "PUT" and call.comp == "range":
             return self.put_range(call, path)
         with refusals("ResourceNotFound", path):
@@ -138,10 +130,6 @@ class Files:
                         os.unlink(path)
                     self.store.forget(path)
                 return Answer(202)
-            case "PUT", "metadata":
-                with self.store.lock:
-                    self.store.touch(path).metadata = metadata(call)
-                return Answer(200, describe(self.store, path, status, directory=False))
             case "PUT", "properties":
                 return self.set_properties(call, path)
         raise Refusal("UnsupportedHttpVerb")
@@ -249,30 +237,13 @@ def share(store: Store, call: Call) -> Answer:
             os.mkdir(path)
         except FileExistsError:
             raise Refusal("ShareAlreadyExists") from None
-        extras = store.touch(path)
-        extras.metadata = metadata(call)
         set_quota(store, call)
         return Answer(201, share_headers(store, path))
-    with refusals("ShareNotFound"):
-        headers = share_headers(store, path)
-        extras = store.known(path)
-        match call.method, call.comp:
-            case "DELETE", "":
-                shutil.rmtree(path)
-                store.forget_below(path)
-                return Answer(202)
-            case (("GET" | "HEAD"), ("" | "metadata")):
-                quota = store.quotas.get(call.share)
-                headers["x-ms-share-quota"] = str(5120 if quota is None else max(1, quota >> 30))
-                headers["x-ms-access-tier"] = "TransactionOptimized"
-                return Answer(200, headers | {f"x-ms-meta-{name}": value for name, value in extras.metadata.items()})
-            case "GET", "stats":
-                used = sum(os.lstat(f"{folder}/{name}").st_size for folder, _, names in os.walk(path) for name in names)
-                return Answer(
-                    200,
-                    headers | {"Content-Type": "application/xml"},
-                    xml(f"<ShareStats><ShareUsageBytes>{used}</ShareUsageBytes></ShareStats>"),
-                )
+    if call.method == "DELETE":
+        with refusals("ShareNotFound"):
+            shutil.rmtree(path)
+        store.forget_below(path)
+        return Answer(202)
     raise Refusal("UnsupportedHttpVerb")
 
 
@@ -317,28 +288,3 @@ def rename(store: Store, call: Call, path: str) -> Answer:
         if "x-ms-content-type" in call.headers:
             extras.content["Content-Type"] = call.headers["x-ms-content-type"]
     return Answer(200, describe(store, path, os.stat(path), directory))
-
-
-def copy(store: Store, call: Call, path: str) -> Answer:
-    """Copy File within the account; it has ended when this answers."""
-    source = source_path(store, call, "x-ms-copy-source")
-    with refusals("ResourceNotFound"):
-        size = os.stat(source).st_size
-    store.room(call.share, size)
-    descriptor, fresh = store.new_file()
-    os.close(descriptor)
-    try:
-        with refusals():
-            shutil.copyfile(source, fresh)
-            with store.lock:
-                os.replace(fresh, path)
-                extras, old = store.touch(path), store.known(source)
-                extras.metadata, extras.content = metadata(call) or dict(old.metadata), dict(old.content)
-                extras.created = time.time()
-    except BaseException:
-        if os.path.exists(fresh):
-            os.unlink(fresh)
-        raise
-    with opened(path, os.O_RDONLY) as descriptor:
-        headers = describe(store, path, os.fstat(descriptor), directory=False)
-    return Answer(202, headers | {"x-ms-copy-id": str(uuid.uuid4()), "x-ms-copy-status": "success"})

@@ -125,7 +125,7 @@ class AzureServer:
     ) -> str:
         """A SAS (no "?") for a share, for a file in it (``share/path``), or for the account; valid from ``starts`` to ``seconds`` from now.
 
-        ``fields`` replace or add signed fields: ``srt="o"``, ``ss="b"``, ``spr="https"``, ``sip="10.0.0.1"``.
+        ``fields`` replace or add signed fields: ``srt="o"``, ``ss="b"``.
         """
         return make_sas(self.account, self.key, "file", share, permissions, seconds, starts, **fields)
 

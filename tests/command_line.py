@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mlflow_batchai.cli import main, options
 
 if TYPE_CHECKING:
-    from conftest import World
+    from world import World
 
 
 class Said(NamedTuple):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,10 +18,9 @@ from node_world import SAVES, Cluster, Job, python39
 from waiting import wait_for
 
 from mlflow_batchai.agent import protocol
-from mlflow_batchai.agent.attempt import ending
 from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.agent.reservation import agents, locks
-from mlflow_batchai.agent.share import mountfiles, sharefiles
+from mlflow_batchai.agent.share import mountfiles
 
 STAYS = "trap '' TERM; echo started; while true; do sleep 0.1; done"
 # Runs until ``release``.
@@ -232,18 +230,6 @@ def test_who_wants_the_end_comes_before_who_wants_room(cluster: Cluster) -> None
     assert_clean(cluster, job)
 
 
-def test_a_deleted_queue_kills_nobody(cluster: Cluster) -> None:
-    first = cluster.submit(HOLD)
-    wait_for(lambda: first.log("stdout.txt"))
-    shutil.rmtree(cluster.book)
-    second = cluster.submit("echo go")
-    assert second.reservation["number"] > first.reservation["number"]
-    time.sleep(0.5)
-    assert second.log("stdout.txt") == ""
-    release(first)
-    assert second.wait()["executionState"] == "succeeded"
-
-
 def test_a_lost_node_fails_the_job_and_the_next_job_sweeps_it(cluster: Cluster) -> None:
     patch = "mounted.HEARTBEAT_SECONDS = 0.2"
     job = cluster.submit(
@@ -379,10 +365,6 @@ def test_a_claimer_that_was_frozen_keeps_the_verdict_that_is_there(cluster: Clus
     assert job.agents[0].returncode == 0
 
 
-def test_a_claimer_is_given_the_time_that_it_may_take() -> None:
-    assert ending.CLAIM_SECONDS > sharefiles.PATIENCE_SECONDS
-
-
 # The share thread breaks after a second.
 BROKEN = """
 def broken(self):
@@ -411,10 +393,7 @@ def test_a_broken_share_thread_fails_the_job(cluster: Cluster, waits: bool) -> N
 @pytest.mark.parametrize(
     "patch",
     [
-        "peers.Peers.failures = boom",
         "phases.Phases.check_model = boom",
-        "staging.copy_logs = boom",
-        "runtime.Runtime.stop_helpers = boom",
         "runtime.Runtime.end_everything = boom",
         "ending.Ending._write_exit = boom",
     ],
@@ -469,20 +448,6 @@ def test_an_agent_that_comes_too_late_gives_up(cluster: Cluster) -> None:
     assert "after the node was reserved; submit again" in verdict["reason"]
 
 
-def test_memory_of_a_running_agent(cluster: Cluster) -> None:
-    job = cluster.submit(
-        "yes 'a line of output that is long enough' | head -c 20000000; echo; echo ready; sleep 600", python=sys.executable
-    )
-    wait_for(lambda: job.log("stdout.txt").endswith("ready\n"))
-    status = Path(f"/proc/{job.agents[0].pid}/status").read_text()
-    resident = int(re.search(r"VmRSS:\s+(\d+) kB", status).group(1)) / 1024
-    print(f"agent: {resident:.1f} MB")
-    assert resident < 40
-    assert job.records("dropped") == []
-    job.cancel("me", "")
-    job.wait()
-
-
 def ask_for_a_plan(agent_pyz: Path, tmp_path: Path, seconds: float, patch: str = "") -> subprocess.CompletedProcess[str]:
     argv = [f"--share={tmp_path}", "--folder=x", "--attempt=1", "--node=0", f"--root={tmp_path}/r", "--granted"]
     lines = [
@@ -515,17 +480,3 @@ def test_an_agent_waits_for_a_plan_that_is_seen_late(agent_pyz: Path, tmp_path: 
     done = ask_for_a_plan(agent_pyz, tmp_path, 60)
     timer.join()
     assert "is of protocol 0, and this version reads" in done.stderr
-
-
-def test_an_agent_that_can_t_read_its_plan_says_so(agent_pyz: Path, tmp_path: Path) -> None:
-    """As the system would say it, for root may read everything."""
-    plan = tmp_path / "x" / "batchai" / "plan.json"
-    patch = """
-        from mlflow_batchai.agent.share import mountfiles
-        def denied(root, path, most):
-            raise PermissionError(13, "Permission denied", path)
-        mountfiles.read_whole = denied
-    """
-    done = ask_for_a_plan(agent_pyz, tmp_path, 60, patch)
-    assert done.returncode == 1
-    assert done.stderr == f"the plan at {plan} can't be read by the node's user (uid {os.geteuid()}): Permission denied\n"

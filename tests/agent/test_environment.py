@@ -70,10 +70,6 @@ def test_nothing_leaks(environment: Callable[..., dict[str, str]]) -> None:
     assert set(allowed(NODE)) == {"PATH", "HOME", "LANG", "LC_ALL", "CUDA_VISIBLE_DEVICES", "https_proxy"}
 
 
-def test_it_is_pure(environment: Callable[..., dict[str, str]]) -> None:
-    assert environment() == environment()
-
-
 def test_service_variables(environment: Callable[..., dict[str, str]], make_layout: Callable[..., NodeLayout]) -> None:
     found = environment(node=1)
     assert (found["AZ_BATCHAI_NUM_GPUS"], found["AZ_BATCH_HOST_LIST"]) == ("2", "10.0.0.4,10.0.0.5")
@@ -189,8 +185,7 @@ def test_the_allocator_of_ranks_on_cpus(
     assert allocator_variables(plan, *others) == ({"GLIBC_TUNABLES": ALLOCATOR} if is_set else {})
 
 
-@pytest.mark.parametrize(("document", "seen"), [([], ALLOCATOR), ([("MALLOC_ARENA_MAX", "8")], "")])
-def test_a_rank_sees_it(cluster: Cluster, document: list[tuple[str, str]], seen: str) -> None:
-    job = cluster.submit('echo "$GLIBC_TUNABLES"', environmentVariables=variables(*document))
+def test_a_rank_sees_it(cluster: Cluster) -> None:
+    job = cluster.submit('echo "$GLIBC_TUNABLES"')
     assert job.wait()["executionState"] == "succeeded"
-    assert job.log("stdout.txt") == f"{seen}\n"
+    assert job.log("stdout.txt") == f"{ALLOCATOR}\n"

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from command_line import Cli
 from netns import SHARE, Machines, Setup, unavailable
+from ssh_world import on_machines, on_servers
 from waiting import wait_for
 
 from mlflow_batchai.admin.doctor import CHECKS
@@ -84,13 +85,7 @@ def client(tmp_path, capsys, monkeypatch):
 def ssh(client, ssh_servers):
     """The client with a document of the SSH servers; each test's nodes have folders of their own."""
     client.servers = ssh_servers
-    client.base = {
-        "engine": "ssh",
-        "hosts": [{"host": server.address, "root": str(client.root / f"root{n}")} for n, server in enumerate(ssh_servers)],
-        "port": ssh_servers.port,
-        "keyFile": str(ssh_servers.key_file),
-        "knownHosts": str(ssh_servers.known_hosts),
-    }
+    client.base = {"engine": "ssh", **on_servers(ssh_servers, client)}
     client.document(**client.base)
     return client
 
@@ -152,17 +147,6 @@ def test_an_interpreter_that_does_not_train(ssh, script, part):
         state, text = found["training"]
         assert state == "failed" and part in text and "--env-manager virtualenv" in text
         assert all(state == "ok" for name, (state, _) in found.items() if name != "training")
-
-
-def test_a_horovod_that_does_not_fit_its_framework(ssh):
-    (ssh.root / "packages" / "horovod").mkdir(parents=True)
-    (ssh.root / "packages" / "torch.py").write_text("__version__ = '2.5'\n")
-    (ssh.root / "packages" / "horovod" / "__init__.py").write_text("__version__ = '0.28.1'\n")
-    (ssh.root / "packages" / "horovod" / "torch.py").write_text("raise ImportError('undefined\\n symbol')\n")
-    ssh.trainer.write_text(f'#!/bin/sh\nPYTHONPATH={ssh.root}/packages exec {sys.executable} -S "$@"\n')
-    ssh.document(**{**ssh.base, "hosts": ssh.base["hosts"][:1]})
-    text = ssh.checks(1)["127.0.0.11"]["training"][1]
-    assert "horovod.torch fails: ImportError: undefined symbol: build a wheel with `batchai horovod build`" in text
 
 
 def test_a_node_that_is_off_and_one_that_is_unknown(ssh):
@@ -278,15 +262,7 @@ def islands(client, machines):
 
     def document(*indexes, **keys):
         client.share = machines.share_here
-        client.document(
-            engine="ssh",
-            hosts=[machines[index].address for index in indexes],
-            user=machines.user,
-            keyFile=str(machines.key_file),
-            knownHosts=str(machines.known_hosts),
-            shareOnNodes=SHARE,
-            **keys,
-        )
+        client.document(engine="ssh", **on_machines(machines, client, indexes), **keys)
         return [machines[index].address for index in indexes]
 
     return document

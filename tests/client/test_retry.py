@@ -17,7 +17,7 @@ from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.attempt import overrides
 from mlflow_batchai.client import attempts, runner
 from mlflow_batchai.documents.cluster import ClusterDocument
-from mlflow_batchai.errors import ClusterError, JobError, JobFailedError
+from mlflow_batchai.errors import ClusterError, JobError
 from mlflow_batchai.follower import service_client
 from mlflow_batchai.follower.credentials import for_next_attempt
 from mlflow_batchai.follower.detached import Submitted
@@ -327,16 +327,6 @@ def test_who_cancels_meanwhile_has_his_way(scene, monkeypatch, when):
     state = runner.state(scene.found())
     assert (state.run_status, state.ended) == ("KILLED", True)
     assert scene.found().job.attempt == (1 if when == "before" else 2)
-
-
-def test_a_next_attempt_that_cant_start_fails_the_job(scene, monkeypatch):
-    made, found = scene.made, scene.found()
-    monkeypatch.setattr(attempts, "_await_verdict", lambda job: made.verdict("queued", next=2, reason="room") and job.state())
-    scene.cluster.engine.error = ClusterError("no nodes today")
-    with pytest.raises(JobFailedError, match="job toy-0123 has failed, since it could not be started again: no nodes today"):
-        attempts.requeue(found, scene.cluster, "room", print)
-    assert (found.job.attempt, found.job.state().run_status, found.job.state().reason) == (2, "FAILED", "no nodes today")
-    assert len(scene.spawned) == 1  # nobody had followed it
 
 
 def test_a_job_that_could_not_start_again_is_left_as_it_is(scene):

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from azure_server import AzureServer
 from command_line import Cli
-from ssh_world import HereClient, until
+from ssh_world import HereClient
 
-from mlflow_batchai.client import attempts, lookup, runner
-from mlflow_batchai.client.console import JobConsole
-from mlflow_batchai.client.signals import Signals
-from mlflow_batchai.cluster import clusters
 from mlflow_batchai.tracking import runs
 
 # Each step is one line of its checkpoint; what lies in its output folder says when to wait, fail or go on.
@@ -75,13 +68,6 @@ def outputs(share: Path, run: Any) -> Path:
     return share / runs.tags_of(run)["batchai.folder"] / "outputs"
 
 
-def trains(world: Any, share: Path, run: Any) -> None:
-    """Wait until a run's job has come to its second step and waits there."""
-    file = outputs(share, run) / "checkpoint"
-    until(world, lambda: file.exists() and file.read_text().split() == ["0", "1"])
-    until(world, lambda: world.client.get_run(run.info.run_id).info.status == "RUNNING")
-
-
 def test_a_retry_goes_on_from_the_checkpoint(world: Any, here: HereClient, cli: Cli) -> None:
     """``batchai job retry``: refused where there is nothing to retry, or a secret is missing; then the job's folder and run go on."""
     describe(world)
@@ -132,45 +118,3 @@ def test_a_retry_goes_on_from_the_checkpoint(world: Any, here: HereClient, cli: 
     late = cli("job", "retry", name)
     assert late.code == 1 and f"job {name} has succeeded; only a job that has not can be retried" in late.err
     assert cli("job", "retry", "nonsense").code == 3
-
-
-def test_a_requeued_job_waits_and_runs_again(world: Any, share: Path, here: HereClient) -> None:
-    """Its nodes go to the job behind it; its run is SCHEDULED again, never ended in between, and who watches it sees it all."""
-    tracking = runs.absolute(world.uri, world.cwd)
-    first = here.submit(toy(world))
-    trains(world, share, first)
-    second = here.submit(toy(world, "second"))
-    found = lookup.find(first.info.run_id, tracking)
-    watched, out = lookup.find(first.info.run_id, tracking), io.StringIO()
-    ended: list[Any] = []
-    watcher = threading.Thread(
-        target=lambda: ended.append(runner.watch(watched, JobConsole(1, out, out), Signals())), daemon=True
-    )
-    watcher.start()
-    begun = time.monotonic()
-    attempts.requeue(found, clusters.load("two")[0], "the cluster gets smaller", print)
-    assert time.monotonic() - begun < 60
-    assert found.job.attempt == 2
-    statuses = set()
-
-    def status() -> tuple[str, str]:
-        run = world.client.get_run(first.info.run_id)
-        statuses.add(run.info.status)
-        return run.info.status, run.data.tags.get("batchai.attempt", "1")
-
-    until(world, lambda: status() == ("SCHEDULED", "2"))
-    trains(world, share, second)
-    assert status() == ("SCHEDULED", "2")
-    assert (found.job.state().execution_state, len(found.job.snapshot().announces)) == ("queued", 0)
-    (outputs(share, second) / "go").touch()
-    (outputs(share, first) / "go").touch()
-    until(world, lambda: status()[0] == "FINISHED")
-    assert statuses <= {"RUNNING", "SCHEDULED", "FINISHED"}
-    watcher.join(60)
-    assert ended and ended[0].execution_state == "succeeded"
-    assert out.getvalue().count("from step 0") == out.getvalue().count("from step 2") == out.getvalue().count("done\n") == 1
-    assert "batchai: the job waits in the queue again, as attempt 2: the cluster gets smaller" in out.getvalue()
-    assert world.points("loss", first) == EXPECTED
-    assert world.artifact("logs/stdout.txt", first).startswith("from step 0")
-    assert world.artifact("logs/attempt-2/stdout.txt", first) == "from step 2 with 0\ndone\n"
-    until(world, lambda: world.client.get_run(second.info.run_id).info.status == "FINISHED")

@@ -18,8 +18,6 @@ from azure_server import AzureServer
 from ssh_world import NAME, HereClient, config, describe, ended, on_servers, until
 from sshd import SshNodes
 
-from mlflow_batchai.tracking import runs
-
 DOCUMENT = json.loads((Path(__file__).parents[2] / "examples" / "azure_share" / "job.json").read_text(encoding="utf-8"))
 INPUTS = [{"id": "DATA", "path": "$AZ_BATCHAI_JOB_MOUNT_ROOT/external/data"}]
 
@@ -70,10 +68,6 @@ def on_azure(account: AzureServer, world: Any, servers: SshNodes, **changes: Any
 
 def share_of(account: AzureServer) -> Path:
     return account.share("batchai")
-
-
-def job_folder(account: AzureServer, run: Any) -> Path:
-    return share_of(account) / "team" / runs.tags_of(run)["batchai.folder"]
 
 
 def mounts_below(folder: Path) -> list[str]:
@@ -130,28 +124,6 @@ def test_a_share_that_takes_no_more_of_logs(world: Any, ssh_servers: SshNodes, a
     short = next(share_of(account).rglob("stdout-1.txt")).read_bytes()
     assert short.count(b"\n") < 600
     world.wait_gone()
-
-
-def test_an_idle_job_asks_for_little(world: Any, ssh_servers: SshNodes, account: AzureServer, here: HereClient) -> None:
-    """Four nodes, their follower and a person who watches, when nothing happens; ten nodes are counted in tests/agent."""
-    on_azure(account, world, ssh_servers)
-    sleeps = "import time; print('up', flush=True); time.sleep(600)"
-    process = world.start(world.command(world.project(sleeps, batchai=config(4))))
-    up = share_of(account) / "team"
-    until(world, lambda: sum(path.read_text().count("up") for path in up.rglob("stdout-*.txt")) == 4)
-    time.sleep(17)  # until the paces have slowed down
-    account.reset()
-    time.sleep(24)
-    asked = [f"{request.method} {request.path} {request.comp}" for request in account.requests()]
-    # A window can hold one more than its pace brings of each who asks: looks and heartbeats of four agents and two clients.
-    assert len(asked) <= 2.0 * 24 + 12, asked
-    result = world.batchai("job", "terminate", world.last.data.tags["batchai.job"], "-y")
-    assert result.returncode == 0, result.stderr
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 1, err
-    assert world.last.info.status == "KILLED"
-    world.wait_gone()
-    assert mounts_below(world.root) == []
 
 
 LOGS_BY_MLFLOW = """

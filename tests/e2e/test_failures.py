@@ -52,16 +52,6 @@ def test_rank_is_killed(world: Any) -> None:
     world.wait_gone()
 
 
-def test_interpreter_without_horovod(world: Any) -> None:
-    """The rendezvous can't start: the sentence says what to build."""
-    base = os.path.realpath(sys.executable)
-    (world.home / "clusters").mkdir(parents=True)
-    (world.home / "clusters" / "bare.yaml").write_text(f"python: {base}\n", encoding="utf-8")
-    err = world.refused(world.project(batchai="cluster: bare\n" + TWO))
-    assert "Horovod can't be imported" in err and "batchai horovod build" in err
-    assert world.last.data.tags["batchai.errorCode"] == "RendezvousFailed"
-
-
 def test_ctrl_c_kills_everything(world: Any) -> None:
     """SIGINT: ranks gone, even those that called setsid and ignore SIGTERM; run KILLED; exit code 1."""
     process = world.start(world.command(world.project(RUNAWAYS, batchai=TWO)))

@@ -116,22 +116,6 @@ def test_a_job_that_fails(world: Any, capsys: pytest.CaptureFixture[str]) -> Non
     assert world.client.get_run(job.run_id).info.status == "FAILED", "it had ended"
 
 
-def test_cancel_by_another(world: Any) -> None:
-    """The one that has submitted it waits meanwhile, and is told."""
-    job = mlflow_batchai.submit(world.project("import time; time.sleep(300)"))
-    other = mlflow_batchai.attach(job.run_id)
-    world.wait(lambda: other.status == "RUNNING")
-
-    def told() -> Any:
-        with pytest.raises(errors.JobFailedError, match="is KILLED") as error:
-            job.wait()
-        return error.value.exit_code
-
-    assert at_once(told, lambda: other.cancel(60)) == [None, None]
-    assert (job.status, other.status, world.last.info.status) == ("KILLED", "KILLED", "KILLED")
-    world.wait_gone()
-
-
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [

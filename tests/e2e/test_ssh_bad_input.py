@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from netns import Machines, Setup, unavailable
-from ssh_world import HereClient, config, describe, ended, on_machines, on_servers
-from sshd import SshNodes, make_key
+from ssh_world import HereClient, config, describe, ended, on_machines
 
 from mlflow_batchai.engines import ssh_hosts
 
@@ -28,34 +27,6 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
     with Machines(root, [share, Setup(share=root / "other"), Setup(share=share.share, var_tmp=80 << 20), share]) as made:
         assert made[READ_ONLY].run(["mount", "-o", "remount,ro,bind", made[READ_ONLY].share]).returncode == 0
         yield made
-
-
-def test_a_changed_host_key(world: Any, ssh_servers: SshNodes) -> None:
-    """Of one node of four; its key stands in the file, of another machine."""
-    text = ssh_servers.known_hosts.read_text()
-    key = (world.root / "other").with_suffix(".pub")
-    make_key(world.root / "other")
-    _, body = key.read_text().split()[:2]
-    lines = [f"{line.rpartition(' ')[0]} {body}" if line.startswith("[127.0.0.13]") else line for line in text.splitlines()]
-    (world.root / "known").write_text("\n".join(lines) + "\n")
-    describe(world, on_servers(ssh_servers, world), knownHosts=str(world.root / "known"))
-    err = world.refused(world.project("print('never')", batchai=config(4)))
-    assert re.search(r"node 127\.0\.0\.13 .*its host key has changed: .*/known, line 3, .*ssh-keygen -R", err), err
-    assert len([line for line in err.splitlines() if "ERROR" in line]) == 1
-    assert world.runs() == [] and world.processes() == []
-
-
-def test_an_agent_that_cant_be_started(world: Any, ssh_servers: SshNodes, here: HereClient) -> None:
-    """Found when the run exists: it is FAILED with the reason, what was started is ended, and the nodes are free."""
-    describe(world, on_servers(ssh_servers, world))
-    (world.root / "root2").mkdir(mode=0o700)
-    (world.root / "root2" / "logs").write_text("in the way")
-    err = world.refused(world.project("print('never')", batchai=config(4)))
-    assert re.search(r"node 127\.0\.0\.13: File exists: .*/root2/logs", err), err
-    assert world.last.info.status == "FAILED" and "127.0.0.13" in world.last.data.tags["batchai.reason"]
-    assert world.processes() == []
-    (world.root / "root2" / "logs").unlink()
-    assert ended(world, here.submit(world.project("print('mine')", batchai=config(4)))).info.status == "FINISHED"
 
 
 @on_namespaces

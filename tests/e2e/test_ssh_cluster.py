@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from command_line import Cli
-from ssh_world import NAME, WAITS, HereClient, config, describe, ended, on_servers, running
+from ssh_world import NAME, WAITS, config, describe, ended, on_servers, running
 from sshd import SshNodes, make_key
 
 TOKEN = "s3cr3t-canary-of-the-document"
 PASSPHRASE = "pass-canary of the key"
 PASSWORD = "w0rd-canary-of-the-admin"
-SLEEPS = "import time; print('up', flush=True); time.sleep(300)"
 
 
 def go(world: Any) -> None:
@@ -53,31 +51,6 @@ def test_attached_by_another_client(world: Any, ssh_servers: SshNodes) -> None:
     assert run.info.status == "FINISHED"
     assert world.points("loss", run) == [(0, 0.5), (1, 0.25)]
     assert "there is no cluster 'nc6'" in run.data.tags["batchai.notes"]
-    world.wait_gone()
-
-
-def test_dropped_connections(world: Any, ssh_servers: SshNodes, here: HereClient) -> None:
-    """Every connection breaks in the middle of a job: it goes on, its follower comes back, and it can be ended."""
-    describe(world, on_servers(ssh_servers, world))
-    run = here.submit(world.project(SLEEPS, batchai=config(4)))
-    running(world, 4)
-
-    before = world.wait(lambda: pids if len(pids := world.serving()) == 4 else None, what="the follower asks all nodes")
-    for server in ssh_servers:
-        server.drop()
-    world.wait(lambda: len(world.serving() - before) == 4, what="the follower asks all nodes again")
-    assert world.client.get_run(run.info.run_id).info.status == "RUNNING" and len(world.job_processes()) >= 4
-    name = run.data.tags["batchai.job"]
-    nodes = Cli(world).json("job", "node", "list", "-j", name)
-    assert [node["nodeId"] for node in nodes] == [f"node-{node}" for node in range(4)]
-    assert {(node["ipAddress"], node["port"]) for node in nodes} == {
-        (server.address, ssh_servers.port) for server in ssh_servers
-    }
-    assert f"node-0 ({nodes[0]['host']})" in Cli(world)("job", "node", "list", "-j", name, "-o", "table").out
-    result = world.batchai("job", "terminate", name, "-y")
-    assert result.returncode == 0, result.stderr
-    run = ended(world, run)
-    assert run.info.status == "KILLED" and run.data.tags["batchai.errorCode"] == "JobTerminate"
     world.wait_gone()
 
 

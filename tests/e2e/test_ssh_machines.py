@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
-import psutil
 import pytest
 from netns import Machines, Setup, unavailable
-from ssh_world import HereClient, config, describe, ended, on_machines, running, until
+from ssh_world import HereClient, config, describe, ended, on_machines, running
 
 from mlflow_batchai.follower import follower, retries, starting
 from mlflow_batchai.plan import planning
@@ -105,46 +103,3 @@ def test_a_job_goes_on_without_a_node(
     assert len(hosts) == 3 and machines[1].hostname not in hosts
     followed[0].join(60)
     world.wait_gone()
-
-
-def test_a_frozen_node(world: Any, machines: Machines, here: HereClient) -> None:
-    """It says nothing any more: the job ends without it, the others are free, and it ends its part when it goes on."""
-    run = here.submit(world.project(SLEEPS, batchai=config(3)))
-    running(world, 3)
-    machines[2].freeze()
-    try:
-        run = ended(world, run, 90)
-        until(world, lambda: not [left for machine in list(machines)[:2] for left in machine.processes()])
-        assert machines[2].processes()
-    finally:
-        machines[2].thaw()
-    assert run.info.status == "FAILED" and run.data.tags["batchai.errorCode"] == "NodeLost"
-    assert run.data.tags["batchai.reason"].startswith("node-2 has not been heard of")
-    assert machines[2].address in run.data.tags["batchai.notes"] and "may go on" in run.data.tags["batchai.notes"]
-    world.wait_gone()
-    works(world, here, 4)
-
-
-def test_an_unplugged_node(world: Any, machines: Machines, here: HereClient) -> None:
-    """The client can't ask it, but the share tells all that counts: the job goes on and succeeds, with a note."""
-    script = """
-        import os, time
-        print("up", flush=True)
-        while not os.path.exists(os.environ["AZ_BATCHAI_SHARED_JOB_TEMP"] + "/go"):
-            time.sleep(0.05)
-    """
-    run = here.submit(world.project(script, batchai=config(3)))
-    running(world, 3)
-    machines[2].unplug()
-    try:
-        (world.folder(run) / "shared" / "go").touch()
-        run = ended(world, run, 90)
-        assert run.info.status == "FINISHED"
-        assert machines[2].address in run.data.tags["batchai.notes"]
-    finally:
-        machines[2].plug()
-    # What answered the client there has not heard that it is gone; it ends after five minutes without a question.
-    world.wait(lambda: {process.pid for process in world.processes()} <= world.serving())
-    for process in world.processes():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()

@@ -22,15 +22,6 @@ SHOWN = ("attributes.`Models`", "metrics.`val_accuracy`", "metrics.`loss`", "par
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, store_template: Path) -> Iterator[MlflowServer]:
-    """One for all tests here."""
-    made = MlflowServer(tmp_path_factory.mktemp("mlflow"), store_template)
-    made.start()
-    yield made
-    made.kill()
-
-
-@pytest.fixture(scope="module")
 def browser(server: MlflowServer, pytestconfig: pytest.Config) -> Iterator[Browser]:
     """One for all tests here."""
     folder = pytestconfig.getoption("screenshots")

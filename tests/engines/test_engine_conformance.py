@@ -180,6 +180,7 @@ def test_1_render_shows_what_would_run_and_starts_nothing(site):
     for command in commands:
         assert f"--folder={request.folder}" in " ".join(command.argv)
         assert SECRET not in json.dumps(command.argv)
+        assert (f"--part={command.node}/2/2" in " ".join(command.argv)) == (site.kind == "local"), "GPUs and cores are divided"
     assert site.left() == []
 
 

@@ -268,15 +268,6 @@ def test_a_machine_that_took_anothers_name(site: SshSite) -> None:
     assert site.engine.poll(handle).gone == (0, 1)
 
 
-def test_a_first_host_that_changes_between_check_and_submit(site: SshSite) -> None:
-    backwards = site.another_process(backwards=True)
-    assert backwards.check(2) == CheckResult(2)
-    handle = site.engine.submit(site.job("sleep 600", nodes=2))
-    with pytest.raises(ClusterError, match="it has jobs of a cluster document whose first host is another"):
-        backwards.submit(site.job("true", nodes=2))
-    site.engine.cancel(handle)
-
-
 def test_a_login_with_another_shell(site: SshSite) -> None:
     """csh ends a quoted word where a line ends."""
     assert "\n" not in archive.boot()
@@ -286,11 +277,3 @@ def test_a_login_with_another_shell(site: SshSite) -> None:
     command = shlex.join([sys.executable, "-I", "-S", "-c", archive.boot(), str(site.root / "r"), "name", "hash", "serve"])
     said = subprocess.run([tcsh, "-c", command], capture_output=True, text=True).stderr
     assert said == f"the archive is to be sent to {site.root}/r/agents/name\n"
-
-
-def test_a_training_interpreter_that_isnt_there(site: SshSite) -> None:
-    site.engine._trainer = "/opt/nowhere/bin/pyhton"
-    with pytest.raises(
-        ClusterError, match=r"node 127\.0\.0\.11: there is no program /opt/nowhere/bin/pyhton there; correct python"
-    ):
-        site.engine.check(2)

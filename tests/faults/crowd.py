@@ -26,7 +26,8 @@ from tempfile import mkdtemp
 from typing import Any, NamedTuple
 
 from seed_checks import LOST, closed, left_behind
-from seed_world import BIN, HERE, SeedWorld, StuckError, make_store
+from seed_world import HERE, SeedWorld
+from world import BIN, make_store
 
 NODES = 4
 PATIENCE_SECONDS = 900.0
@@ -98,7 +99,7 @@ class Crowd:
         (world.share / "rank.py").write_text(RANK.format(steps=STEPS, seconds=seconds), encoding="utf-8")
 
     def run(self) -> None:
-        """Submit, kill, and wait until every run has ended and nothing lives. Raises StuckError."""
+        """Submit, kill, and wait until every run has ended and nothing lives."""
         self.release()
         self.submit()
         if self.killed:
@@ -116,7 +117,7 @@ class Crowd:
         for number, names in enumerate(self.names):
             jobs = [f"{name}={world.document(name, self.nodes or self.chance.randint(1, NODES))}" for name in names]
             words = [sys.executable, HERE / "crowd_submitter.py", world.root / f"report-{number}", start, *jobs]
-            processes.append(world.start(f"submitter-{number}", *words))
+            processes.append(world.launch(f"submitter-{number}", *words))
         world.wait(lambda: len(list(world.root.glob("report-*"))) == len(processes), 120, "the submitters")
         start.touch()
         self._kill(processes)
@@ -126,14 +127,14 @@ class Crowd:
         """Wait until every run has ended and nothing lives."""
         world = self.world
         world.wait(lambda: not self._unfinished(), PATIENCE_SECONDS, "the end of all runs")
-        with contextlib.suppress(StuckError):  # told by the checks
+        with contextlib.suppress(AssertionError):  # told by the checks
             world.wait(lambda: not world.processes(), what="the end of all processes")
 
     def _kill(self, processes: list[subprocess.Popen[str]]) -> None:
         for number in range(self.kills):
             time.sleep(self.chance.uniform(0.2, 2.0))
             if number % 2:
-                with contextlib.suppress(StuckError):  # no job may be left that has any
+                with contextlib.suppress(AssertionError):  # no job may be left that has any
                     self.world.wait(self._agents, what="agents")
                     os.kill(self.chance.choice(self._agents()), signal.SIGKILL)
                     self.killed.append("agent")
@@ -153,10 +154,10 @@ class Crowd:
     def _attach(self) -> None:
         """What a person does for jobs whose submitter is gone: attach, and end those of which nothing had been started."""
         for name in self._unfinished():
-            attached = self.world.start(f"attach-{name}", BIN / "batchai", "job", "attach", name)
+            attached = self.world.launch(f"attach-{name}", BIN / "batchai", "job", "attach", name)
             self.world.wait(lambda process=attached: process.poll() is not None, PATIENCE_SECONDS, f"attach {name}")  # type: ignore[misc]
             if "has no job folder" in self.world.said(f"attach-{name}"):
-                ended = self.world.start(f"end-{name}", BIN / "batchai", "job", "terminate", name, "-y")
+                ended = self.world.launch(f"end-{name}", BIN / "batchai", "job", "terminate", name, "-y")
                 self.world.wait(lambda process=ended: process.poll() is not None, what=f"terminate {name}")  # type: ignore[misc]
 
     def wrong(self) -> Iterator[str]:
@@ -253,8 +254,8 @@ def run_crowd(folder: Path, store: Path, processes: int, jobs: int, kills: int =
         try:
             crowd.run()
             troubles = list(crowd.wrong())
-        except StuckError as error:
-            troubles = [str(error), *(f"alive: {command}" for command in world.processes().values())]
+        except AssertionError as error:
+            troubles = [str(error), *(f"alive: {command}" for command in world.alive().values())]
         killed = f"{crowd.killed.count('submitter')} submitters and {crowd.killed.count('agent')} agents killed"
         how = "failed" if troubles else "passed"
         seconds = time.monotonic() - begun

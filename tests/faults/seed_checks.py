@@ -106,7 +106,7 @@ def wrong(world: SeedWorld, case: Case, codes: dict[str, int | None]) -> Iterato
 
 def left_behind(world: SeedWorld) -> Iterator[str]:
     """Sentences on what is left of jobs on their nodes: processes, locks, reservations, mounts."""
-    yield from (f"pid {pid} is left: {command}" for pid, command in world.processes().items())
+    yield from (f"pid {pid} is left: {command}" for pid, command in world.alive().items())
     yield from (f"somebody holds the lock {name}" for name in world.held_locks())
     nodes = world.home / "nodes" / "local"
     book = nodes / "book" / "book.json"

@@ -12,17 +12,17 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 INJECTED = HERE / "injected"
-BIN = Path(sys.executable).parent
 sys.path[:0] = [str(INJECTED), str(HERE.parent)]
 
 import strikes  # noqa: E402 (it lies where the victims find it)
 from loop_disk import fill  # noqa: E402
+from world import World, argv  # noqa: E402
 
 # Goes on from its checkpoint, which is up to four steps old; what is reported again must not count. What it has reported it says
 # in a file of a disk that nothing happens to.
@@ -55,51 +55,24 @@ print("done", flush=True)
 """
 
 
-class StuckError(AssertionError):
-    """What had to come did not come in time."""
+class SeedWorld(World):
+    """The machine."""
 
-
-def make_store(path: Path) -> Path:
-    """A migrated, empty store: making one takes seconds, copying it none."""
-    code = f"from mlflow.tracking import MlflowClient; MlflowClient('sqlite:///{path}').search_experiments()"
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, cwd=path.parent)
-    return path
-
-
-class SeedWorld:
-    """The machine.
-
-    Args:
-        root: an empty folder for all of it.
-        store: what ``make_store`` made.
-    """
-
-    def __init__(self, root: Path, store: Path) -> None:
-        self.root = root
-        self.home = root / "home"
+    def __init__(self, root: Path, template: Path) -> None:
+        super().__init__(root, template)
         self.share = self.home / "share"
         self.faults = root / "faults"
         self.counts = root / "counts"
         self.mounts: list[Path] = []
-        for folder in (self.faults, self.counts, root / "here", self.home / "clusters"):
+        for folder in (self.faults, self.counts, self.home / "clusters"):
             folder.mkdir(parents=True)
         (self.home / "clusters" / "local.yaml").write_text("nodes: 3\n", encoding="utf-8")
-        shutil.copy(store, root / "mlflow.db")
-        with contextlib.closing(sqlite3.connect(root / "mlflow.db")) as database, database:
-            database.execute("UPDATE experiments SET artifact_location = ?", (f"{root}/mlruns/0",))
-        self.uri = f"sqlite:///{root}/mlflow.db"
-        self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_RUN", "MLFLOW_EXP"))},
-            "BATCHAI_HOME": str(self.home),
-            "MLFLOW_TRACKING_URI": self.uri,
+        self.environment |= {
             "PYTHONPATH": os.pathsep.join(filter(None, [str(INJECTED), os.environ.get("PYTHONPATH", "")])),
-            "PYTHONUNBUFFERED": "1",
-            "TF_CPP_MIN_LOG_LEVEL": "2",
             "BATCHAI_FOLLOWER_IDLE": "0.5",
             strikes.VARIABLE: str(self.faults / "faults.json"),
         }
         self.arm([])
-        self._started: list[subprocess.Popen[str]] = []
 
     def arm(self, faults: list[dict[str, object]]) -> None:
         """Processes that are started from now on strike so."""
@@ -165,30 +138,10 @@ class SeedWorld:
         texts = [path.read_text() for path in self.counts.glob(f"{job}-*-{rank}")]
         return {int(step) for text in texts for step in text.split()}
 
-    def project(self, batchai: str, train: str) -> Path:
-        """A project whose ``train.py`` is the given code."""
-        folder = self.root / "toy"
-        folder.mkdir()
-        (folder / "train.py").write_text(train, encoding="utf-8")
-        (folder / "MLproject").write_text("name: toy\nentry_points: {main: {command: python train.py}}\n", encoding="utf-8")
-        (folder / "batchai.yaml").write_text(batchai, encoding="utf-8")
-        return folder
-
-    def start(self, name: str, *argv: str | Path) -> subprocess.Popen[str]:
+    def launch(self, name: str, *argv: str | Path) -> subprocess.Popen[str]:
         """Start a command; what it says goes to ``NAME.out`` and ``NAME.err``: nobody has to read a pipe."""
         with (self.root / f"{name}.out").open("w") as out, (self.root / f"{name}.err").open("w") as err:
-            process = subprocess.Popen(
-                [str(word) for word in argv],
-                cwd=self.root / "here",
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                text=True,
-                start_new_session=True,
-            )
-        self._started.append(process)
-        return process
+            return self.start([str(word) for word in argv], stdout=out, stderr=err)
 
     def pids_of(self, role: str) -> list[int]:
         """Processes of a role (``strikes.role_of``)."""
@@ -201,14 +154,6 @@ class SeedWorld:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         return all(pids)
-
-    def wait(self, condition: Callable[[], object], seconds: float = 60, what: str = "") -> None:
-        """Wait until something holds. Raises StuckError."""
-        until = time.monotonic() + seconds
-        while not condition():
-            if time.monotonic() > until:
-                raise StuckError(f"{what}: not within {seconds:.0f} s")
-            time.sleep(0.05)
 
     def job_folders(self) -> list[Path]:
         """Every job folder on the share that has anything in it."""
@@ -243,18 +188,9 @@ class SeedWorld:
         path.write_text(json.dumps({"properties": properties}), encoding="utf-8")
         return path
 
-    def processes(self) -> dict[int, str]:
-        """pid -> command of all that lives here: its command line or its environment names this folder."""
-        found = {}
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                words = Path(f"/proc/{pid}/cmdline").read_bytes()
-                if words and str(self.root).encode() in words + Path(f"/proc/{pid}/environ").read_bytes():
-                    found[int(pid)] = " ".join(os.fsdecode(words).split("\0"))[:200]
-            except OSError:
-                continue
-        found.pop(os.getpid(), None)
-        return found
+    def alive(self) -> dict[int, str]:
+        """pid -> command of all that lives here."""
+        return {process.pid: " ".join(argv(process))[:200] for process in self.processes()}
 
     def held_locks(self) -> Iterator[str]:
         """Files below the client's folder that somebody holds a lock on."""
@@ -267,12 +203,6 @@ class SeedWorld:
 
     def close(self) -> None:
         """End what is left."""
-        for process in self._started:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
-        for pid in self.processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        super().close()
         while self.mounts:
             subprocess.run(["umount", "-l", self.mounts.pop()], check=True)

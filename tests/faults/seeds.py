@@ -23,7 +23,8 @@ from typing import NamedTuple
 
 from seed_cases import Case, case_of, case_of_several
 from seed_checks import is_relayed, wrong
-from seed_world import BIN, HERE, ROOT, TRAIN, SeedWorld, StuckError, make_store
+from seed_world import HERE, ROOT, TRAIN, SeedWorld
+from world import BIN, make_store
 
 # Until a node that nobody can tell of is given up takes minutes; all else takes seconds.
 PATIENCE_SECONDS, TRAINING_PATIENCE_SECONDS = 240.0, 420.0
@@ -76,8 +77,8 @@ def _run(case: Case, folder: Path, store: Path, notes: list[str]) -> tuple[list[
         world.arm([dataclasses.asdict(fault) for fault in case.faults])
         try:
             codes, reached = play(world, case) if case.jobs == 1 else play_several(world, case)
-        except StuckError as error:
-            return [str(error), *(f"alive: {command}" for command in world.processes().values())], True
+        except AssertionError as error:
+            return [str(error), *(f"alive: {command}" for command in world.alive().values())], True
         for fault in case.faults if reached else ():
             notes += [f"no {victim} was there when {fault.step} came" for victim in world.spared(fault.id, fault.kills)]
         with _checking:
@@ -93,7 +94,7 @@ def play(world: SeedWorld, case: Case) -> tuple[dict[str, int | None], bool]:
         Exit codes of the commands that were not killed; whether every fault has struck.
     """
     patience = TRAINING_PATIENCE_SECONDS if case.training else PATIENCE_SECONDS
-    main = world.start("run", BIN / "mlflow", "run", *_project(world, case), "--backend", "batchai")
+    main = world.launch("run", BIN / "mlflow", "run", *_project(world, case), "--backend", "batchai")
     reached = True
     if case.outage:
         outage = case.outage
@@ -117,7 +118,7 @@ def play(world: SeedWorld, case: Case) -> tuple[dict[str, int | None], bool]:
     codes: dict[str, int | None] = {}
     if (name := world.tag("batchai.job")) is not None:
         attached = [
-            (f"attach-{number}", world.start(f"attach-{number}", BIN / "batchai", "job", "attach", name))
+            (f"attach-{number}", world.launch(f"attach-{number}", BIN / "batchai", "job", "attach", name))
             for number in range(case.attaches)
         ]
         for called, process in attached:
@@ -125,14 +126,14 @@ def play(world: SeedWorld, case: Case) -> tuple[dict[str, int | None], bool]:
             codes[called] = process.returncode
         if world.tag("batchai.mac") and all("has no job folder" in world.said(called) for called, _ in attached):
             # Nothing of it had been started; the sentence says how to end its run.
-            ending = world.start("terminate", BIN / "batchai", "job", "terminate", name, "-y")
+            ending = world.launch("terminate", BIN / "batchai", "job", "terminate", name, "-y")
             world.wait(lambda: ending.poll() is not None, what="terminate")
             codes = {"terminate": ending.returncode}
     world.wait(lambda: main.poll() is not None, patience, "mlflow run")
     # Who waits for the results of a run that is deleted is told so, whether or not it comes back.
     if main.returncode != -9 and not (case.outage and case.outage.what == "run deleted"):
         codes["run"] = main.returncode
-    with contextlib.suppress(StuckError):  # told by the checks, with their names
+    with contextlib.suppress(AssertionError):  # told by the checks, with their names
         world.wait(lambda: not world.processes(), LEAVE_SECONDS, "the end of all processes")
     return codes, reached and all(world.struck(fault.id) for fault in case.faults)
 
@@ -143,7 +144,7 @@ def play_several(world: SeedWorld, case: Case) -> tuple[dict[str, int | None], b
     (world.share / "rank.py").write_text(_train(world, case), encoding="utf-8")
     jobs = [f"job-{number}={world.document(f'job-{number}', case.nodes)}" for number in range(case.jobs)]
     words = [sys.executable, HERE / "crowd_submitter.py", world.root / "report", world.root, *jobs]
-    submitting = world.start("run", *words)
+    submitting = world.launch("run", *words)
     world.wait(lambda: submitting.poll() is not None, PATIENCE_SECONDS, "the submits")
     reached = True
     if case.timed:
@@ -159,13 +160,13 @@ def play_several(world: SeedWorld, case: Case) -> tuple[dict[str, int | None], b
         if not is_relayed(folder):
             name = folder.parent.name
             codes[f"attach-{name}"] = _attach(world, f"attach-{name}", name)
-    with contextlib.suppress(StuckError):  # told by the checks, with their names
+    with contextlib.suppress(AssertionError):  # told by the checks, with their names
         world.wait(lambda: not world.processes(), LEAVE_SECONDS, "the end of all processes")
     return codes, reached and all(world.struck(fault.id) for fault in case.faults)
 
 
 def _attach(world: SeedWorld, called: str, *words: str) -> int | None:
-    process = world.start(called, BIN / "batchai", "job", "attach", *words)
+    process = world.launch(called, BIN / "batchai", "job", "attach", *words)
     world.wait(lambda: process.poll() is not None, PATIENCE_SECONDS, called)
     return process.returncode
 
@@ -182,7 +183,13 @@ def _project(world: SeedWorld, case: Case) -> list[str]:
         values = {"data": "digits", "epochs": "6", "augment": "false"}
         return [str(ROOT / "projects" / "cifar_horovod"), *(f"-P{name}={value}" for name, value in values.items())]
     retries = f"retries: {case.retries}\n" if case.retries else ""
-    return [str(world.project(f"{retries}properties: {{nodeCount: {case.nodes}, horovodSettings: {{}}}}", _train(world, case)))]
+    return [
+        str(
+            world.project(
+                _train(world, case), batchai=f"{retries}properties: {{nodeCount: {case.nodes}, horovodSettings: {{}}}}"
+            )
+        )
+    ]
 
 
 def _train(world: SeedWorld, case: Case) -> str:

@@ -107,29 +107,6 @@ def nodes_disk(world: Any) -> Iterator[Path]:
         world.close()
 
 
-def test_nodes_whose_spool_is_removed(world: Any) -> None:
-    job = Job(world)
-    for _ in range(3):
-        for spool in (world.home / "nodes").glob("local/*/jobs/*/spool"):
-            shutil.rmtree(spool)
-        job.trains()
-    job.end()
-    job.assert_whole()
-
-
-def test_nodes_whose_disk_is_full_for_a_while(world: Any, nodes_disk: Path) -> None:
-    job = Job(world)
-    filler = fill(nodes_disk)
-    job.trains(60)
-    filler.unlink()
-    job.trains()
-    filler = fill(nodes_disk)
-    job.trains()
-    filler.unlink()
-    job.end()
-    job.assert_whole()
-
-
 def test_nodes_whose_disk_is_full_at_the_end(world: Any, nodes_disk: Path, cli: Cli) -> None:
     """What never left its rank is counted in a place that a full disk can't take."""
     job = Job(world)
@@ -153,16 +130,6 @@ def test_nodes_whose_disk_is_full_at_the_end(world: Any, nodes_disk: Path, cli: 
     assert found == len(notes) > 0
     shown = cli.json("job", "show", tags["batchai.job"])
     assert (shown["complete"], shown["notes"]) == (False, notes)
-
-
-def test_logs_that_are_removed_from_the_share(world: Any) -> None:
-    job = Job(world)
-    shutil.rmtree(job.folder / "stdouterr")
-    job.trains()
-    job.end()
-    job.assert_whole()
-    assert "verdict: succeeded" in world.artifact("logs/execution-node-0.log")
-    assert "node taken" in world.artifact("logs/execution-node-0.log")
 
 
 def test_event_files_that_are_removed(world: Any) -> None:

@@ -71,23 +71,19 @@ def here(world: Any, machines: Machines, mount: Path, monkeypatch: pytest.Monkey
     return HereClient(world, monkeypatch)
 
 
-@pytest.mark.parametrize("client", [False, True])
-def test_node_0_loses_it_for_a_while(world: Any, here: HereClient, machines: Machines, mount: Path, client: bool) -> None:
-    """And so does the client, where it says so; nobody else."""
+def test_node_0_and_the_client_lose_it_for_a_while(world: Any, here: HereClient, machines: Machines, mount: Path) -> None:
     node = machines[0]
     run = here.submit(world.project(REPORTS, batchai=config(3)))
     running(world, 3)
     wait_for(lambda: "line 9\n" in world.log("stdout-0.txt"))
     node.run(["umount", "-l", node.share], check=True)
-    if client:
-        subprocess.run(["umount", "-l", str(mount)], check=True)
+    subprocess.run(["umount", "-l", str(mount)], check=True)
     time.sleep(AWAY_SECONDS)
     assert node.run(["ls", "-A", node.share], check=True).stdout == ""
     # What is mounted anew may be another folder to the system.
     behind = mount.with_name("behind")
-    if client:
-        assert os.listdir(mount) == []
-        subprocess.run(["mount", "--bind", str(behind), str(mount)], check=True)
+    assert os.listdir(mount) == []
+    subprocess.run(["mount", "--bind", str(behind), str(mount)], check=True)
     node.run(["mount", "--bind", str(behind), node.share], check=True)
     run = ended(world, run, 90)
     assert run.info.status == "FINISHED", run.data.tags

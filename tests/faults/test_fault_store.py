@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,14 +30,6 @@ BATCHAI = """
     properties:
       outputDirectories: [{{id: M, pathPrefix: $AZ_BATCHAI_MOUNT_ROOT/share, pathSuffix: m}}]
 """
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, store_template: Path) -> Iterator[MlflowServer]:
-    made = MlflowServer(tmp_path_factory.mktemp("server"), store_template)
-    made.start()
-    yield made
-    made.kill()
 
 
 @pytest.fixture

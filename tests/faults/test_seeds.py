@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from seed_cases import KINDS, case_of, case_of_several
+from seed_cases import KINDS, case_of
 from seed_checks import wrong
 from seed_world import SeedWorld
 from seeds import play, run_seeds, told
@@ -31,13 +31,6 @@ def test_one_seed_of_each_kind(tmp_path: Path, store_template: Path) -> None:
 @pytest.mark.timeout(600)
 def test_a_follower_that_is_killed_has_five_jobs(tmp_path: Path, store_template: Path) -> None:
     assert not [told(result) for result in run_seeds((1, 2, 3), tmp_path, store_template, 2, together=5) if result.troubles]
-
-
-def test_a_seed_does_the_same_each_time() -> None:
-    assert [case_of(seed) for seed in range(60)] == [case_of(seed) for seed in range(60)]
-    assert len({str(case_of(seed)) for seed in range(60)}) == 60
-    assert [case_of_several(seed, 5) for seed in range(60)] == [case_of_several(seed, 5) for seed in range(60)]
-    assert case_of(50).training and not case_of(51).training
 
 
 @contextlib.contextmanager
@@ -105,18 +98,3 @@ def test_what_is_wrong_is_seen(tmp_path: Path, store_template: Path) -> None:
         assert "the verdict is not whole" in sentences()
     finally:
         world.close()
-
-
-@pytest.mark.parametrize(("late", "said"), [(0.5, "at once, for 0.500 s"), (1.5, "ran after")])
-def test_what_is_wrong_with_a_crowd_is_seen(tmp_path: Path, store_template: Path, late: float, said: str) -> None:
-    """Two jobs on a node at once, or one before its turn."""
-    from crowd import Crowd
-
-    world = SeedWorld(tmp_path / "world", store_template)
-    crowd = Crowd(world, 1, 2)
-    seen = world.share / "seen"
-    seen.mkdir()
-    for mark, begun in (("a-1", 10.0), ("b-1", 10.0 + late)):
-        (seen / f"{mark} 0").write_text(f"{begun}\n{begun + 1.0}\n")
-    found = list(crowd._wrong_stays({"one": 7, "two": 6}, {"a-1": "one", "b-1": "two"}, {}))
-    assert len(found) == 1 + (late < 1) and any(said in sentence for sentence in found), found

@@ -25,7 +25,7 @@ from relay_world import Time
 
 from mlflow_batchai.admin.gc import Age, jobs, staged
 from mlflow_batchai.agent import protocol, records
-from mlflow_batchai.errors import ShareError, ShareNotFoundError
+from mlflow_batchai.errors import ShareError
 from mlflow_batchai.job import places
 from mlflow_batchai.job.events import EventReader
 from mlflow_batchai.job.lease import Lease, LeaseState
@@ -175,25 +175,6 @@ def test_gc_judges_others(made: JobFolder, tmp_path: Path, kind: str) -> None:
     assert len(said) == 1 and f"{other} stays" in said[0]
     with pytest.raises(ShareError, match="can't be read"):
         staged.named_hashes(made.share, found)
-
-
-@pytest.mark.parametrize("kind", ["FIFO", "folder", "link to itself", "link to a private file", "socket"])
-def test_a_folder_of_the_share_that_is_none(tmp_path: Path, kind: str) -> None:
-    share = DirectoryShare(tmp_path / "share")
-    put(kind, share.root / "a" / "odd")
-    if kind != "folder":
-        assert share.list("a/odd") == [] and list(share.read_many(["a/odd/x"])) == []
-        for act in (share.read, share.claim, share.delete, lambda path: share.write(path, b"x"), share.made):
-            with pytest.raises(ShareError, match="'odd' is a"):
-                act("a/odd/x")
-        with pytest.raises(ShareError, match="'odd' is a"):
-            share.download("a/odd/x", tmp_path / "copy")
-    with pytest.raises(ShareError, match="it is a") as error:
-        share.download("a/odd", tmp_path / "copy")
-    assert not isinstance(error.value, ShareNotFoundError) and not (tmp_path / "copy").exists()
-    share.write("a/other", b"x")
-    share.delete("a")
-    assert share.list("") == []
 
 
 def test_deleting_leaves_what_links_lead_to(tmp_path: Path) -> None:

@@ -285,9 +285,10 @@ def test_what_evaluates_a_value_or_may_do_so_is_refused_with_a_sentence(template
     assert "BATCHAI_PARAM_" in sentence
 
 
-@pytest.mark.parametrize("template", [template for template in REFUSED if "{a}" not in template])
-def test_a_whole_number_may_stand_anywhere(template: str) -> None:
-    assert "BATCHAI_PARAM_n" in translate(template, variable_names(["n"]), "MLproject", numbers={"n"})
+def test_a_whole_number_may_stand_anywhere() -> None:
+    for template in REFUSED:
+        if "{a}" not in template:
+            assert "BATCHAI_PARAM_n" in translate(template, variable_names(["n"]), "MLproject", numbers={"n"}), template
 
 
 @pytest.mark.parametrize("template", ACCEPTED)

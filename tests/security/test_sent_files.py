@@ -6,14 +6,13 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from job_folder import FOLDER, JobFolder
 from mlflow.tracking import MlflowClient
-from mlflow_server import MlflowServer
 
 from mlflow_batchai.errors import ModelError
 from mlflow_batchai.tracking import directories, runs
@@ -79,14 +78,6 @@ def scene(tmp_path: Path, store_template: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(tmp_path)
     shutil.copy(store_template, tmp_path / "m.db")
     return Scene(tmp_path, "sqlite:///m.db")
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, store_template: Path) -> Iterator[MlflowServer]:
-    made = MlflowServer(tmp_path_factory.mktemp("server"), store_template)
-    made.start()
-    yield made
-    made.kill()
 
 
 def swap(scene: Scene, kind: str, name: str = f"{OUTPUTS}/file") -> None:

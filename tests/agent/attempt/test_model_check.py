@@ -108,22 +108,6 @@ def test_an_agent_that_is_told_to_end_says_nothing_of_the_model(submit: Callable
     assert not job.processes()
 
 
-def test_a_check_that_had_crashed_before_the_agent_was_told_to_end(submit: Callable[..., Job]) -> None:
-    patch = """
-import os, signal
-from mlflow_batchai.agent.attempt import model_check as check
-answer = check.ModelCheck._answer
-def told(self):
-    os.kill(os.getpid(), signal.SIGTERM)
-    return answer(self)
-check.ModelCheck._answer = told
-"""
-    job = submit("exit 3", patch=patch)
-    assert job.wait()["executionState"] == "succeeded"
-    check = told(job)["check"]
-    assert check["outcome"] == "failed" and check["why"].startswith("the check exited with code 3")
-
-
 def test_without_a_check_only_facts_are_asked_for(submit: Callable[..., Job]) -> None:
     job = submit("[ $# = 3 ] && echo " + shlex.quote(json.dumps({"meta": PASSED["meta"]})), checkSeconds=None)
     job.wait()
@@ -165,9 +149,7 @@ pathlib.Path(os.environ["BATCHAI_SPOOL"], "report-0-1.jsonl").write_text(json.du
     [
         ("", "3.2"),
         ("file.write_bytes(b'another')", "3.1"),
-        ("del record['stamp']", "3.1"),
         ("record['check'] = {'outcome': 'passed'}", "3.1"),
-        ("record['check']['outcome'] = 'failed'", "3.1"),
     ],
 )
 def test_a_model_that_rank_0_has_tried_is_not_tried_again(submit: Callable[..., Job], change: str, keras: str) -> None:

@@ -101,13 +101,6 @@ def test_what_it_installs_is_the_job_s_own(cluster: Cluster, cache: str | None) 
     assert plain.log("stdout.txt") == f"{Path(sys.executable).parent}\n", "without a preparation there is none"
 
 
-def test_without_the_key_it_runs_for_every_job(cluster: Cluster) -> None:
-    for _ in range(2):
-        said = prepared(cluster, "echo [$BATCHAI_PREPARATION_DIR]", None, command="echo [$BATCHAI_PREPARATION_DIR]")
-        assert said == ("[]\n", "[]\n")
-    assert not (cluster.roots[0] / "prepared").exists()
-
-
 @pytest.mark.parametrize("end", ["exit 3", "sleep 600"])
 def test_an_unfinished_one_is_wiped(cluster: Cluster, end: str) -> None:
     job = submit(cluster, f"{PREPARE}; {end}")
@@ -161,27 +154,6 @@ def test_a_disk_that_takes_nothing_is_a_sentence(cluster: Cluster, disk: str) ->
         "a disk of node-0 ({}) was full while job" if disk == "full" else "job preparation on node-0 ({}) can't use the disk"
     )
     assert verdict["reason"].startswith(words.format(socket.gethostname()))
-
-
-def test_the_cluster_s_python_may_be_a_name(cluster: Cluster) -> None:
-    program = cluster.folder / "own" / "python9"
-    program.parent.mkdir()
-    program.symlink_to(sys.executable)
-    own = {"PATH": f"{os.environ['PATH']}:{program.parent}"}
-    job = cluster.submit("echo ${PATH%%:*}", environment=own, trainer="python9")
-    assert job.wait()["executionState"] == "succeeded", job.said()
-    assert job.log("stdout.txt") == f"{program.parent}\n"
-    assert f"training interpreter: {program}\n" in job.log("execution.log")
-
-
-def test_a_script_that_starts_one_is_python_to_the_preparation(cluster: Cluster) -> None:
-    program = cluster.folder / "own" / "python9"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    program.chmod(0o755)
-    job = cluster.submit("true", trainer=str(program), preparation="command -v python")
-    assert job.wait()["executionState"] == "succeeded", job.said()
-    assert job.log("stdout-job_prep.txt") == f"{cluster.roots[0]}/jobs/{job.plan.job}/bin/python\n"
 
 
 def test_a_python_that_is_not_there(cluster: Cluster) -> None:

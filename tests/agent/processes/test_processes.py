@@ -188,18 +188,6 @@ def test_what_starts_another_program_all_the_time_is_found(run, mark, tmp_path):
     assert [process.pid in proc.marked(mark) for _ in range(150)] == [True] * 150
 
 
-def test_a_process_without_any_environment_is_not_waited_for(run: Callable[..., subprocess.Popen[str]]) -> None:
-    """It looks like one in the middle of an exec, but for the place that its environment has."""
-    bare = subprocess.Popen(["sleep", "600"], env={})
-    try:
-        wait_for(lambda: proc._is_bare(bare.pid))
-        assert not proc._is_bare(run("sleep", "600").pid)
-        assert not proc._is_bare(2)  # one of the kernel's own, or nobody
-    finally:
-        bare.kill()
-        bare.wait()
-
-
 # Its main thread has ended, another has not.
 HEADLESS = """
 import ctypes, os, threading, time

@@ -13,10 +13,10 @@ from node_world import Cluster
 from mlflow_batchai.agent.api.host import drain
 
 
-def test_agents_with_granted_nodes_run_a_job_to_its_end(any_cluster: Cluster) -> None:
-    root = str(any_cluster.roots[0])
+def test_agents_with_granted_nodes_run_a_job_to_its_end(cluster: Cluster) -> None:
+    root = str(cluster.roots[0])
     drain(root, True)  # nobody looks at the queue's marks
-    job = any_cluster.submit('echo "rank $BATCHAI_RANK of $BATCHAI_SIZE"', nodes=2, granted=True)
+    job = cluster.submit('echo "rank $BATCHAI_RANK of $BATCHAI_SIZE"', nodes=2, granted=True)
     verdict = job.wait()
     assert verdict["executionState"] == "succeeded", job.said()
     assert sorted(job.log("stdout.txt").split("\n")) == ["", "[0] rank 0 of 2", "[1] rank 1 of 2"]
@@ -25,9 +25,9 @@ def test_agents_with_granted_nodes_run_a_job_to_its_end(any_cluster: Cluster) ->
     # The scheduler keeps what the agent wrote.
     assert [json.loads(line) for line in job.logs[0].read_text().splitlines()] == [{"state": "ended"}]
     for index in job.reservation["nodes"]:
-        left = set(os.listdir(any_cluster.roots[int(index)]))
+        left = set(os.listdir(cluster.roots[int(index)]))
         assert not left & {"tickets", "lock", "agent.lock", "owner"}
-        assert os.listdir(any_cluster.roots[int(index)] / "jobs") == []
+        assert os.listdir(cluster.roots[int(index)] / "jobs") == []
 
 
 def test_an_agent_is_told_how_it_gets_its_node(agent_pyz: Path, tmp_path: Path) -> None:

@@ -103,14 +103,6 @@ def test_a_cancel_is_heeded(waiting: tuple[Job, Job]) -> None:
     release(first)
 
 
-def test_a_sigterm_is_heeded(waiting: tuple[Job, Job]) -> None:
-    first, second = waiting
-    second.agents[1].terminate()
-    verdict = second.wait()
-    assert verdict["reason"] == "node-1: the agent was told to end (SIGTERM)"
-    release(first)
-
-
 def test_a_sigterm_to_node_0_is_heeded(waiting: tuple[Job, Job]) -> None:
     """Its peer sleeps, and is not waited for."""
     first, second = waiting
