@@ -12,6 +12,7 @@ SLOW = (
     "e2e/test_big_logs.py",
     "e2e/test_cifar_attempts.py",
     "e2e/test_main_job.py",
+    "e2e/test_pytorch_jobs.py",
     "e2e/test_scripts_with_mlflow.py::test_autolog",
     "e2e/test_scripts_with_mlflow.py::test_pytorch",
     "e2e/test_ssh_bad_input.py",

@@ -16,6 +16,8 @@ _CONSEQUENCES = (
     "gloo::IoException",
     "Gloo all-reduce failed",
     "Horovod has been shut down",
+    "ncclRemoteError",
+    "Failed to recv, got 0 bytes",
 )
 SHORT_LINE = 20
 

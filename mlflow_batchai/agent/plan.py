@@ -23,7 +23,7 @@ Part = TypeVar("Part")
 # Fields that may be missing are ``Optional``: they are evaluated, and Python 3.9 knows no ``str | None``.
 MOST_RANKS = 1_000_000
 _UMASK = re.compile(r"[0-7]{1,4}")
-HOROVOD, CUSTOM = "horovod", "custom"
+FRAMEWORKS = HOROVOD, PYTORCH, CUSTOM = "horovod", "pytorch", "custom"
 
 # How volumes are mounted: by one of these, or as their kind says.
 MOUNTED_BY = ("link", "rclone", "cifs", "bind", "nfs", "command")
@@ -287,8 +287,9 @@ class Plan:
 
     Attributes:
         job: the job's id.
-        framework: ``horovod`` or ``custom``.
+        framework: ``horovod``, ``pytorch`` or ``custom``.
         ranks: as many as ``process_count``; one where the framework starts no ranks.
+        communication_backend: what ranks of PyTorch are told to use; empty: the framework chooses.
         command: the shell line of every rank.
         python: the training interpreter.
         control_mount: where the control share is mounted, below the cluster's mount root.
@@ -319,6 +320,7 @@ class Plan:
     process_count: int
     ranks: int
     command: str
+    communication_backend: str = ""
     python: str = ""
     preparation: str = ""
     preparation_cache: Optional[str] = None
@@ -372,9 +374,9 @@ class Plan:
     retries_left: int = 0
 
     @property
-    def is_horovod(self) -> bool:
-        """Whether Horovod's ranks run, and not one command."""
-        return self.framework == HOROVOD
+    def is_distributed(self) -> bool:
+        """Whether the command runs as ``process_count`` ranks, and not once."""
+        return self.framework != CUSTOM
 
     @property
     def least_nodes(self) -> int:
@@ -407,6 +409,8 @@ def read_plan(record: object) -> Plan:
         for key, count in counts.items():
             if not 0 < count <= (records.MOST_NODES if key == "nodeCount" else MOST_RANKS):
                 raise PlanError(f"{key} is {count}")
+        if plan.framework not in FRAMEWORKS:
+            raise PlanError(f"framework is '{plan.framework}'")
         if not plan.volumes:
             raise PlanError("volumes is empty")
         if not _UMASK.fullmatch(plan.umask):

@@ -57,13 +57,14 @@ def run(
     def read(settings: Mapping[str, Any]) -> submitting.Source:
         return submitting.read(".", entry.name, None, settings, notice, "the options", entry)
 
-    counted = {"nodeCount": nodes, "horovodSettings": {"processCount": ranks} if ranks else None}
     given = {"cluster": cluster, "wait": False if no_wait else None}
     settings = merge(settings_from(backend_config), {key: value for key, value in given.items() if value is not None})
-    settings = merge(settings, {"properties": {key: value for key, value in counted.items() if value is not None}})
+    settings = merge(settings, {"properties": {"nodeCount": nodes} if nodes else {}})
     source = read(settings)
-    if (nodes or 1) > 1 and source.config.properties.framework is None:
-        source = read(merge(settings, {"properties": {"horovodSettings": {}}}))
+    framework = source.config.properties.framework
+    if ranks or (framework is None and (nodes or 1) > 1):
+        block = framework[0] if framework and framework[0] != "customToolkitSettings" else "horovodSettings"
+        source = read(merge(settings, {"properties": {block: {"processCount": ranks} if ranks else {}}}))
     ready = submitting.check(submitting.prepare(source, {}, env_manager, notice), notice)
     store = tracking()
     if experiment:

@@ -197,7 +197,7 @@ def _framework(plan: Plan, document: Mapping[str, Any]) -> dict[str, Any]:
     """The document's framework block, with the default that the service would have filled in."""
     for key in FRAMEWORKS:
         if key in document:
-            counted = {"processCount": plan.process_count} if key == "horovodSettings" else {}
+            counted = {"processCount": plan.process_count} if plan.is_distributed else {}
             return {key: {**document[key], **counted}}
     return {"customToolkitSettings": {"commandLine": plan.command}}
 

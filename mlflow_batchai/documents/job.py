@@ -47,12 +47,14 @@ class _Script(FrameworkSettings):
     python_interpreter_path: NonEmpty | None = None
 
 
-class _ScriptProcesses(_Script):
+class ScriptProcesses(_Script):
+    """A Python script, started ``process_count`` times."""
+
     command_line_args: Text | None = None
     process_count: Processes | None = None
 
 
-class _ScriptOrConfiguration(_ScriptProcesses):
+class _ScriptOrConfiguration(ScriptProcesses):
     programs: ClassVar[tuple[str, ...]] = ("config_file_path", "python_script_file_path")
     config_file_path: NonEmpty | None = None
 
@@ -63,7 +65,7 @@ class _ScriptOrConfiguration(_ScriptProcesses):
         return self
 
 
-class HorovodSettings(_ScriptProcesses):
+class HorovodSettings(ScriptProcesses):
     """A Python script started by mpirun; ``process_count`` is all processes, by default one a node."""
 
 
@@ -93,10 +95,10 @@ class TensorFlowSettings(_Script):
     parameter_server_count: Processes | None = None
 
 
-class PyTorchSettings(_ScriptProcesses):
-    """torch.distributed processes; the backend is read in any case and kept in lower case."""
+class PyTorchSettings(ScriptProcesses):
+    """torch.distributed processes; the backend is read in any case and kept in lower case. Batch AI knew no nccl."""
 
-    communication_backend: Annotated[Literal["tcp", "gloo", "mpi"], AnyCase] | None = None
+    communication_backend: Annotated[Literal["tcp", "gloo", "mpi", "nccl"], AnyCase] | None = None
 
 
 class CntkSettings(_ScriptOrConfiguration):
@@ -123,7 +125,7 @@ class Caffe2Settings(_Script):
     command_line_args: Text | None = None
 
 
-class ChainerSettings(_ScriptProcesses):
+class ChainerSettings(ScriptProcesses):
     """ChainerMN: a Python script started by mpirun."""
 
 

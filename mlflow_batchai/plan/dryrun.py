@@ -18,7 +18,7 @@ from mlflow_batchai.agent.environments import trainenv
 from mlflow_batchai.agent.gpus import Gpus, of_node
 from mlflow_batchai.agent.layout import NodeLayout, node_id
 from mlflow_batchai.agent.network import LOOPBACK
-from mlflow_batchai.agent.plan import Plan, Volume, plain
+from mlflow_batchai.agent.plan import PYTORCH, Plan, Volume, plain
 from mlflow_batchai.agent.staging import SetupError
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.documents.model import MASK
@@ -80,7 +80,7 @@ def _ranks(plan: Plan, prepared: Prepared, cluster: Cluster, commands: Sequence[
     counted = [_gpus(plan, cluster, command.node) for command in commands]
     addresses = [LOOPBACK["address"] if loopback else f"<address of {node_id(command.node)}>" for command in commands]
     interface = str(LOOPBACK["name"]) if loopback else plan.network_interface or "<network interface>"
-    rendezvous = {"address": addresses[0], "port": "<port>" if ranks.needs_rendezvous(plan) else 0}
+    rendezvous = {"address": addresses[0], "port": "<port>" if plan.is_distributed else 0}
     own = {name: terminal.shown(value) if name.lower().endswith("_proxy") else value for name, value in os.environ.items()}
     document = {entry.name for entry in plan.environment_variables} | set(prepared.secrets)
     python = _python(plan.python, here)
@@ -102,6 +102,8 @@ def _ranks(plan: Plan, prepared: Prepared, cluster: Cluster, commands: Sequence[
         if not here:
             threads = f"<cores of {node_id(slot.node)} / {slot.local_size}>"
             environment.update(dict.fromkeys(thread_variables(1).keys() - document, threads))
+            if plan.framework == PYTORCH and plan.gpus_per_node is None and not plan.communication_backend:
+                environment["AZ_BATCHAI_PYTORCH_BACKEND"] = f"<nccl where {node_id(slot.node)} has GPUs, else gloo>"
             if plan.gpus_per_node is None and environment.get("GLIBC_TUNABLES") == ALLOCATOR:
                 environment["GLIBC_TUNABLES"] = f"<{ALLOCATOR} where {node_id(slot.node)} has no GPU>"
         found.append(

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mlflow_batchai.agent.attempt import frameworks
 from mlflow_batchai.agent.environment import SYSTEM_METRICS_SWITCH
 from mlflow_batchai.agent.layout import undefined
 from mlflow_batchai.agent.plan import (
     CUSTOM,
-    HOROVOD,
     Container,
     InputDirectory,
     LogPlace,
@@ -156,8 +156,8 @@ def plan_job(program: Program, properties: JobProperties, document: SpecModel, c
             f"{source}: properties.nodeCount is {node_count} and cluster '{cluster.name}' has"
             f" {cluster.engine.node_limit} node(s){larger(cluster, node_count)}"
         )
-    if framework == HOROVOD:
-        _check_gpus(cluster, process_count, node_count, source)
+    if framework != CUSTOM:
+        _check_gpus(cluster, process_count, node_count, f"{source}: properties.{frameworks.of(framework).block}")
     limit = _seconds(properties)
     chosen = choose_volumes(properties, cluster, source, limit + WAITING_SECONDS)
     warnings = list(chosen.warnings)
@@ -171,6 +171,12 @@ def plan_job(program: Program, properties: JobProperties, document: SpecModel, c
         )
     if framework == CUSTOM and node_count > 1:
         warnings.append(f"{source}: without horovodSettings the command runs once, on node-0; the other nodes only stay taken")
+    backend = _backend(properties)
+    if backend == "mpi":
+        warnings.append(
+            f"{source}: communicationBackend is mpi, and ranks are not started by mpirun: a PyTorch with MPI would take each"
+            " for the only one; use gloo or nccl, or call mpirun in customToolkitSettings.commandLine"
+        )
     folder_prefix, log_copy, notices = place_logs(properties, chosen.volumes, source)
     warnings += notices
     setup_task, notices = choose_setup(cluster, chosen.volumes)
@@ -181,7 +187,8 @@ def plan_job(program: Program, properties: JobProperties, document: SpecModel, c
         framework=framework,
         node_count=node_count,
         process_count=process_count,
-        ranks=process_count if framework == HOROVOD else 1,
+        ranks=process_count,
+        communication_backend=backend,
         command=program.command,
         setup_task=setup_task,
         preparation=properties.job_preparation.command_line if properties.job_preparation else "",
@@ -210,7 +217,7 @@ def plan_job(program: Program, properties: JobProperties, document: SpecModel, c
         system_metrics=_system_seconds(program.system_seconds, properties),
         **program.options,
     )
-    warnings += _undefined(properties, program.command, source)
+    warnings += _undefined(properties, frameworks.of(framework), program.command, source)
     secrets = {entry.name: _secret(entry, source) for entry in properties.secrets}
     task = cluster.document.node_setup.setup_task
     opening = (text for opens in chosen.credentials.values() for name, text in opens.items() if name != "endpoint")
@@ -222,22 +229,28 @@ def plan_job(program: Program, properties: JobProperties, document: SpecModel, c
 
 
 def _framework(properties: JobProperties, source: str) -> tuple[str, int, int]:
-    """(launcher, processCount, nodeCount) of the properties."""
-    block = properties.framework
+    """(framework as in a plan, processCount, nodeCount) of the properties."""
+    key, settings = properties.framework or (frameworks.Framework.block, None)
     nodes = properties.node_count or 1
-    if block is None or block[0] == "customToolkitSettings":
+    framework = frameworks.BLOCKS.get(key)
+    if framework is None:
+        raise NotSupportedError(f"{source}: properties.{key} is not supported yet; {' and '.join(frameworks.BLOCKS)} are")
+    if framework == CUSTOM:
         return CUSTOM, 1, nodes
-    if block[0] != "horovodSettings":
-        raise NotSupportedError(
-            f"{source}: properties.{block[0]} is not supported yet; horovodSettings and customToolkitSettings are"
-        )
-    processes = getattr(block[1], "process_count", None) or nodes
+    processes = getattr(settings, "process_count", None) or nodes
     if processes < nodes:
         raise DocumentError(
-            f"{source}: properties.horovodSettings.processCount is {processes}, less than nodeCount ({nodes});"
+            f"{source}: properties.{key}.processCount is {processes}, less than nodeCount ({nodes});"
             " give at least one process a node, or fewer nodes"
         )
-    return HOROVOD, processes, nodes
+    return framework, processes, nodes
+
+
+def _backend(properties: JobProperties) -> str:
+    """The backend that ranks of PyTorch are told; empty: none is asked for."""
+    settings = properties.py_torch_settings
+    asked = (settings.communication_backend if settings else None) or ""
+    return "gloo" if asked == "tcp" else asked
 
 
 def _check_sizes(plan: Plan, secrets: Mapping[str, str], source: str, where: str) -> None:
@@ -254,12 +267,12 @@ def _check_sizes(plan: Plan, secrets: Mapping[str, str], source: str, where: str
         raise DocumentError("\n".join(f"{source}: {fault}" for fault in faults))
 
 
-def _check_gpus(cluster: Cluster, processes: int, nodes: int, source: str) -> None:
+def _check_gpus(cluster: Cluster, processes: int, nodes: int, where: str) -> None:
     """Where the cluster document says how many GPUs there are, too many ranks fail here; else the nodes tell."""
     there = (cluster.document.gpus_per_node or 0) * nodes
     if 0 < there < processes and not cluster.document.oversubscribe:
         raise ClusterError(
-            f"{source}: properties.horovodSettings.processCount is {processes} and {nodes} node(s) of cluster '{cluster.name}'"
+            f"{where}.processCount is {processes} and {nodes} node(s) of cluster '{cluster.name}'"
             f" have {there} GPUs (gpusPerNode): lower processCount, or set oversubscribe: true in the cluster document"
         )
 
@@ -286,10 +299,10 @@ def _secret(secret: Any, source: str) -> str:
     return str(secret.value.get_secret_value())
 
 
-def _undefined(properties: JobProperties, command: str, source: str) -> list[str]:
+def _undefined(properties: JobProperties, framework: frameworks.Framework, command: str, source: str) -> list[str]:
     known = {f"AZ_BATCHAI_INPUT_{entry.id}" for entry in properties.input_directories}
     known |= {f"AZ_BATCHAI_OUTPUT_{entry.id}" for entry in properties.output_directories}
-    known |= {f"AZ_BATCHAI_{name}" for name in SERVICE_NAMES}
+    known |= {f"AZ_BATCHAI_{name}" for name in (*SERVICE_NAMES, *framework.service_names)}
     table = dict.fromkeys(known, "")
     texts = [command, *(entry.value for entry in properties.environment_variables)]
     if properties.job_preparation:

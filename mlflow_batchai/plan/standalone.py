@@ -13,7 +13,7 @@ from mlflow_batchai.agent.layout import expand
 from mlflow_batchai.agent.plan import Container
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.documents.command import LONGEST_VALUE, parameters
-from mlflow_batchai.documents.job import CustomToolkitSettings, HorovodSettings, JobDocument, JobProperties, require_complete
+from mlflow_batchai.documents.job import CustomToolkitSettings, JobDocument, JobProperties, ScriptProcesses, require_complete
 from mlflow_batchai.documents.model import masked
 from mlflow_batchai.errors import DocumentError
 from mlflow_batchai.job.places import locate, mount_points
@@ -27,7 +27,6 @@ _REFERENCE = re.compile(r"\$(?:\{(?P<braced>[A-Za-z_]\w*)\}|(?P<plain>[A-Za-z_]\
 _IN_DOUBLE_QUOTES = re.compile(r'([\\"`$])')
 # Folders of the job itself, which nothing but its preparation can have put a file into.
 _OWN_FOLDERS = ("AZ_BATCHAI_JOB_TEMP", "AZ_BATCHAI_JOB_TEMP_DIR", "AZ_BATCHAI_SHARED_JOB_TEMP")
-SCRIPT = "properties.horovodSettings.pythonScriptFilePath"
 
 
 def prepare(
@@ -76,21 +75,20 @@ def prepare(
 
 
 def _program(properties: JobProperties, container: Container | None) -> Program:
-    """The program of the framework block; the plan refuses a block of another kind, or none."""
-    settings = properties.horovod_settings
-    if settings is None:
-        custom = properties.custom_toolkit_settings
-        command = (custom.command_line if custom else None) or ""
-        return Program(command, "properties.customToolkitSettings.commandLine", container=container)
+    """The program of the framework block; the plan refuses a block that can't run, or none."""
+    key, settings = properties.framework or ("", None)
+    if not isinstance(settings, ScriptProcesses):
+        command = getattr(settings, "command_line", None) or ""
+        return Program(command, f"properties.{key}.commandLine", container=container)
     return Program(
-        _horovod_command(settings, properties),
-        "properties.horovodSettings",
+        _script_command(settings, properties),
+        f"properties.{key}",
         container=container,
         python=_training_python(settings, properties) if container is None else None,
     )
 
 
-def _horovod_command(settings: HorovodSettings, properties: JobProperties) -> str:
+def _script_command(settings: ScriptProcesses, properties: JobProperties) -> str:
     """Interpreter and script as one word each, then the arguments, which are shell text."""
     interpreter = settings.python_interpreter_path or "python"
     words = [_word(interpreter, properties), _word(settings.python_script_file_path or "", properties)]
@@ -111,15 +109,15 @@ def _word(path: str, properties: JobProperties) -> str:
     return '"' + "".join([*parts, _IN_DOUBLE_QUOTES.sub(r"\\\1", path[end:])]) + '"'
 
 
-def _training_python(settings: HorovodSettings, properties: JobProperties) -> str | None:
-    """The interpreter that nodes start Horovod's rendezvous server with: the script's own, unless that is yet to be made."""
+def _training_python(settings: ScriptProcesses, properties: JobProperties) -> str | None:
+    """The interpreter that nodes start their helpers with: the script's own, unless that is yet to be made."""
     python = settings.python_interpreter_path
     return python if python and "$" not in python and not properties.job_preparation else None
 
 
 def _parameters(properties: JobProperties) -> dict[str, str]:
     settings = properties.framework[1] if properties.framework else None
-    if isinstance(settings, HorovodSettings):
+    if isinstance(settings, ScriptProcesses):
         return parameters(settings.command_line_args or "")
     if isinstance(settings, CustomToolkitSettings) and settings.command_line:
         return {"commandLine": settings.command_line[:LONGEST_VALUE]}
@@ -133,11 +131,12 @@ def check_script(prepared: Prepared, properties: JobProperties, source: str) -> 
         DocumentError: it isn't there; the sentence says where it was looked for.
         ShareError: its share can't be asked.
     """
-    settings = properties.horovod_settings
-    if properties.job_preparation or settings is None or settings.python_script_file_path is None:
+    key, settings = properties.framework or ("", None)
+    if properties.job_preparation or not isinstance(settings, ScriptProcesses) or settings.python_script_file_path is None:
         return
     text, volumes = settings.python_script_file_path, prepared.plan.volumes
-    what = f"{source}: {SCRIPT} is '{text}'"
+    where = f"{source}: properties.{key}.pythonScriptFilePath"
+    what = f"{where} is '{text}'"
     path = expand(text, {f"AZ_BATCHAI_INPUT_{entry.id}": entry.path for entry in properties.input_directories})
     path = expand(path, {name: f"\0/{name}" for name in _OWN_FOLDERS})
     if path.startswith("\0") or not path.startswith(("/", "$", "~")):
@@ -146,7 +145,7 @@ def check_script(prepared: Prepared, properties: JobProperties, source: str) -> 
         )
     if not expand(path, {"AZ_BATCHAI_MOUNT_ROOT": "\0", "AZ_BATCHAI_JOB_MOUNT_ROOT": "\0"}).startswith("\0"):
         return
-    index, inside = locate(path, mount_points(volumes), f"{source}: {SCRIPT}")
+    index, inside = locate(path, mount_points(volumes), where)
     volume = volumes[index]
     if volume.share is None:
         return

@@ -14,11 +14,6 @@ _STOCK = (
     "DistributedOptimizer does not reduce gradients there, with its callbacks.BroadcastGlobalVariablesCallback(0)."
 )
 _OURS = "Pass callbacks.BroadcastGlobalVariablesCallback(0) to fit, and change weights on all ranks or on none."
-_OFF = "(Ranks that are meant to differ: BATCHAI_WEIGHT_CHECK=0.)"
-
-
-class RanksDivergedError(RuntimeError):
-    """The ranks hold different weights, so they train models of their own; the message has every checksum."""
 
 
 class RanksDisagreeError(RuntimeError):
@@ -136,12 +131,7 @@ def check_weights(hvd: Any, model: Any, ours: bool, when: str) -> None:
         return
     difference, name = _largest_difference(hvd, variables, _hvd.arrays(variables))
     if difference > allowed:
-        advice = f"{_OURS if ours else _STOCK} {_OFF}"
-        shown = ", ".join(f"rank {rank} {text}" for rank, text in enumerate(sums[:16])) + (", ..." if len(sums) > 16 else "")
-        raise RanksDivergedError(
-            f"The ranks hold different weights {when}: checksums {shown}; most in {name}, by {difference:.2g} of its largest"
-            f" weight. {advice}"
-        )
+        raise constants.diverged(when, sums, name, difference, _OURS if ours else _STOCK)
     if ours:
         _hvd.broadcast_variables(hvd, [*variables, *model.optimizer.variables], 0, "weights")
         _hvd.notice(hvd, f"weights differed by {difference:.2g} {when} (rounding), all took rank 0's.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 # Where a rank's MLflow finds its job: the value of MLFLOW_TRACKING_URI.
 TRACKING_URI = "batchai://job"
@@ -10,6 +11,25 @@ TRACKING_URI = "batchai://job"
 FACTS = "run.json"
 
 DEFAULT_TOLERANCE = 1e-5
+
+
+class RanksDivergedError(RuntimeError):
+    """The ranks hold different weights, so they train models of their own; the message has every checksum."""
+
+
+def diverged(when: str, sums: Sequence[str], name: str, difference: float, advice: str) -> RanksDivergedError:
+    """Return the error that ranks raise whose weights differ.
+
+    Args:
+        sums: checksums of the ranks' weights.
+        name: of the weights that differ most.
+        difference: how much, relative to the largest of them.
+    """
+    shown = ", ".join(f"rank {rank} {text}" for rank, text in enumerate(sums[:16])) + (", ..." if len(sums) > 16 else "")
+    return RanksDivergedError(
+        f"The ranks hold different weights {when}: checksums {shown}; most in {name}, by {difference:.2g} of its largest"
+        f" weight. {advice} (Ranks that are meant to differ: BATCHAI_WEIGHT_CHECK=0.)"
+    )
 
 
 def tolerance() -> float | None:

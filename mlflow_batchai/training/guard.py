@@ -1,8 +1,9 @@
-"""Watch Keras 3 training on several Horovod ranks, also in scripts that don't import our wrapper.
+"""Watch Keras 3 and PyTorch training on several Horovod ranks, also in scripts that don't import our wrapper.
 
 Stock ``hvd.DistributedOptimizer`` on a Keras 3 optimizer trains every rank on its own and says nothing. The
 launcher puts a ``sitecustomize.py`` (the text ``SITECUSTOMIZE``) first on the ranks' PYTHONPATH; it calls
-``install``, which waits for the import of Keras and then adds the check of ``_watch`` to ``Model.fit``.
+``install``, which waits for the import of Keras and then adds the check of ``_watch`` to ``Model.fit``, and for
+that of ``horovod.torch`` and then adds the check of ``_stock_torch`` to its optimizer.
 Standard library only; it imports neither Keras nor a framework, and a ``fit`` without Horovod, with one rank,
 or of a model that isn't meant to be trained together goes through untouched.
 
@@ -21,7 +22,7 @@ import sys
 
 TYPE_CHECKING = False  # every Python process of a job runs this at its start: typing and inspect would cost 15 ms
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
 STOCK = "Horovod's own Keras callbacks don't support Keras 3: import mlflow_batchai.training.horovod as hvd"
@@ -59,15 +60,33 @@ def install() -> None:
     keras = sys.modules.get("keras")
     if keras is not None and hasattr(keras, "Model"):
         patch_fit(keras)
-    elif not any(isinstance(finder, _AfterKeras) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _AfterKeras())
+    elif not any(isinstance(finder, _After) for finder in sys.meta_path):
+        sys.meta_path[:0] = [_After("keras", _keras_is_there), _After("horovod.torch", _torch_is_there)]
 
 
-class _AfterKeras:
-    """A finder that finds nothing but ``keras``, once, and calls ``patch_fit`` when it has been executed."""
+def _keras_is_there(keras: Any) -> None:
+    patch_fit(keras)
+    if "BATCHAI_SPOOL" in os.environ:
+        from mlflow_batchai.training import model_trial
+
+        model_trial.stand_by()
+
+
+def _torch_is_there(hvd: Any) -> None:
+    from mlflow_batchai.training import _stock_torch
+
+    _stock_torch.watch(hvd)
+
+
+class _After:
+    """A finder that finds nothing but one module, once, and has something done when it has been executed."""
+
+    def __init__(self, module: str, then: Callable[[Any], None]) -> None:
+        self.module = module
+        self.then = then
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> Any:
-        if name != "keras":
+        if name != self.module:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         for finder in sys.meta_path:
@@ -80,9 +99,9 @@ class _AfterKeras:
 
 
 class _Loader:
-    """The real loader of ``keras``, which it gives back to the module's spec after use."""
+    """The real loader of the module, which it gives back to the module's spec after use."""
 
-    def __init__(self, loader: Any, finder: _AfterKeras) -> None:
+    def __init__(self, loader: Any, finder: _After) -> None:
         self._loader = loader
         self._finder = finder
 
@@ -94,11 +113,7 @@ class _Loader:
         if self._finder in sys.meta_path:
             sys.meta_path.remove(self._finder)
         self._loader.exec_module(module)
-        patch_fit(module)
-        if "BATCHAI_SPOOL" in os.environ:
-            from mlflow_batchai.training import model_trial
-
-            model_trial.stand_by()
+        self._finder.then(module)
 
 
 def _is_of_stock_callbacks(error: BaseException) -> bool:

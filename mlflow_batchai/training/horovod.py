@@ -57,14 +57,14 @@ _FROM_BINDING = [
     "start_timeline",
     "stop_timeline",
 ]
-_ERRORS = ("RanksDivergedError", "RanksDisagreeError")
+_ERRORS = {"RanksDivergedError": "constants", "RanksDisagreeError": "_watch"}
 
 
 def __getattr__(name: str) -> Any:
     if name == "callbacks":
         return importlib.import_module("mlflow_batchai.training.callbacks")
     if name in _ERRORS:
-        return getattr(importlib.import_module("mlflow_batchai.training._watch"), name)
+        return getattr(importlib.import_module(f"mlflow_batchai.training.{_ERRORS[name]}"), name)
     if name in _FROM_BINDING:
         return getattr(_hvd.binding(), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,6 +14,15 @@ SHUT_DOWN = (
     "UnknownError: Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt to allreduce"
 )
 
+# PyTorch's ranks: of gloo, of NCCL, and of the store on rank 0.
+READ_ERROR = (
+    "[rank0]: RuntimeError: [/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:950: Connection reset by peer. This"
+)
+NCCL = "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely."
+STORE = (
+    "torch.distributed.DistNetworkError: Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shut"
+)
+
 
 def failed(name: str, time: int, tail: str = "", **more: object) -> Failure:
     return Failure(protocol.JOB_FAILED, name, node=0, rank=0, exit_code=1, tail=[tail], time=time, **more)  # type: ignore[arg-type]
@@ -26,6 +35,8 @@ def failed(name: str, time: int, tail: str = "", **more: object) -> Failure:
         ([failed("late", 2), failed("early", 1)], "early"),
         ([failed("noticed", 1, GONE), failed("bug", 2, "ValueError")], "bug"),
         ([failed("noticed", 1, SHUT_DOWN), failed("bug", 2, "ValueError")], "bug"),
+        ([failed("noticed", 1, READ_ERROR), failed("noticed too", 1, NCCL), failed("bug", 2, "ValueError")], "bug"),
+        ([failed("noticed", 1, STORE), failed("bug", 2, "ValueError")], "bug"),
         ([failed("noticed", 1, GONE), failed("killed", 2, GONE, signalled=True)], "killed"),
         ([failed("second", 2, GONE), failed("first", 1, GONE)], "first"),
         ([failed("noticed", 1, GONE), Failure(protocol.NODE_LOST, "lost", node=1, time=60_000)], "lost"),

@@ -174,7 +174,7 @@ REFUSED = {
         ".mountVolumes.unmanagedFileSystems[0].relativeMountPath is longer than a path can be"
     ),
     "schedulingPriority: 1": ".schedulingPriority is not an allowed value",
-    "pyTorchSettings: {communicationBackend: nccl}": ".pyTorchSettings.communicationBackend is 'nccl'",
+    "pyTorchSettings: {communicationBackend: udp}": ".pyTorchSettings.communicationBackend is 'udp'",
     "environmentVariables: {A: 1}": ".environmentVariables must be a list",
     "environmentVariables: [A=1]": ".environmentVariables[0] must be a mapping",
     "jobPreparation: apt update": ".jobPreparation must be a mapping",

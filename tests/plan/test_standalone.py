@@ -84,6 +84,19 @@ def test_a_horovod_job(desk):
     assert prepared.document["properties"]["horovodSettings"]["processCount"] == 4
 
 
+@pytest.mark.parametrize(("asked", "told"), [("TCP", "gloo"), ("nccl", "nccl"), ("MPI", "mpi"), (None, "")])
+def test_a_pytorch_job(desk, asked, told):
+    desk.put("hvd/train.py")
+    settings = {"pythonScriptFilePath": SCRIPT, "commandLineArgs": "--dist-url $AZ_BATCHAI_PYTORCH_INIT_METHOD"}
+    settings.update({"communicationBackend": asked} if asked else {}, processCount=4)
+    prepared = desk.prepare({"pyTorchSettings": settings}, nodeCount=2)
+    plan = prepared.plan
+    assert (plan.framework, plan.process_count, plan.ranks, plan.communication_backend) == ("pytorch", 4, 4, told)
+    assert plan.command.endswith('hvd/train.py" --dist-url $AZ_BATCHAI_PYTORCH_INIT_METHOD')
+    warnings = " ".join(prepared.warnings)
+    assert "AZ_BATCHAI" not in warnings and ("are not started by mpirun" in warnings) is (asked == "MPI")
+
+
 def test_what_plays_no_part_is_told_of(desk):
     desk.put("hvd/train.py")
     before = desk.prepare(schedulingPriority="normal").warnings
@@ -203,7 +216,7 @@ REFUSED = {
     "no block": ({}, {}, "lacks a framework block"),
     "no nodes": (None, {"nodeCount": None}, "lacks nodeCount"),
     "no place for logs": (None, {"stdOutErrPathPrefix": None}, "lacks stdOutErrPathPrefix"),
-    "another framework": ({"pyTorchSettings": {"pythonScriptFilePath": "x.py"}}, {}, "pyTorchSettings is not supported yet"),
+    "another framework": ({"chainerSettings": {"pythonScriptFilePath": "x.py"}}, {}, "chainerSettings is not supported yet"),
     "secret": (horovod(commandLineArgs=f"--token {SECRET}"), {}, "properties.horovodSettings holds the text of a secret"),
     "quoted secret": (horovod(commandLineArgs=QUOTED), {}, "properties.horovodSettings holds the text of a secret"),
     "secret in a command": ({"customToolkitSettings": {"commandLine": SECRET}}, {}, "commandLine holds the text of a secret"),

@@ -1,4 +1,4 @@
-"""Run the job's command on one node: Horovod's rendezvous server on node 0, the ranks, and their exits."""
+"""Run the job's command on one node: what the ranks meet at on node 0, the ranks, and their exits."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
 from mlflow_batchai.agent import protocol
-from mlflow_batchai.agent.attempt import ranks
+from mlflow_batchai.agent.attempt import frameworks, ranks
 from mlflow_batchai.agent.attempt.preparation import logged_task
-from mlflow_batchai.agent.layout import NodeLayout, archive_path, node_id
+from mlflow_batchai.agent.layout import NodeLayout, archive_path
 from mlflow_batchai.agent.outcome import Failure, Stop
 from mlflow_batchai.agent.peers import Peers
 from mlflow_batchai.agent.plan import Plan
@@ -48,28 +48,22 @@ class Launch:
         self._known = known
         self._counts = counts
         self._check = check
+        self._framework = frameworks.of(self._plan.framework)
         self._slots = [slot for slot in ranks.slots_of(self._plan, counts) if slot.node == layout.node]
 
-    def serve(self) -> int:
-        """Node 0: start Horovod's rendezvous server; the port that it listens on, 0 where the framework needs none.
+    def serve(self) -> tuple[str, int]:
+        """Node 0: prepare what the ranks meet at; its address and port, port 0 where the framework needs none.
 
         Raises:
             Failure: it did not start.
         """
-        if not ranks.needs_rendezvous(self._plan):
-            return 0
+        sizes = ranks.spread(self._plan.process_count, self._counts)
+        return self._framework.serve(self._peers.addresses(), sizes, self._start_server)
+
+    def _start_server(self, arguments: Sequence[str]) -> int:
         said: list[bytes] = []
         task = Task("rendezvous server", None, lambda task, stream, lines: said.append(lines) if stream == "out" else None)
-        sizes = ranks.spread(self._plan.process_count, self._counts)
-        hosts = ",".join(f"{node_id(node)}:{size}" for node, size in enumerate(sizes) if size)
-        argv = [
-            self._known.python,
-            archive_path(),
-            "rendezvous",
-            self._peers.addresses()[0],
-            hosts,
-            str(self._plan.process_count),
-        ]
+        argv = [self._known.python, archive_path(), *arguments]
         self._runtime.start(task, argv, ranks.job_variables(self._layout, self._known), stdin=True, helper=True)
         until = time.monotonic() + RENDEZVOUS_SECONDS
         while True:
@@ -94,7 +88,7 @@ class Launch:
         """Start this node's ranks.
 
         Args:
-            rendezvous: where they find the rendezvous server.
+            rendezvous: where they meet.
         """
         layout = self._layout
         for slot in self._slots:

@@ -60,7 +60,7 @@ def plan_of(plan: Plan, attempt: int, own: Mapping[str, Any] | None) -> Plan:
 
 def on_nodes(plan: Plan, nodes: int) -> Mapping[str, int]:
     """Nodes, processes and ranks of an attempt on so many of the job's nodes: as many ranks a node as the plan has."""
-    processes = max(nodes, plan.process_count * nodes // plan.node_count) if plan.is_horovod else 1
+    processes = max(nodes, plan.process_count * nodes // plan.node_count) if plan.is_distributed else 1
     return {"nodeCount": nodes, "processCount": processes, "ranks": processes}
 
 

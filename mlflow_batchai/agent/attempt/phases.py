@@ -168,8 +168,8 @@ class Phases:
         if self.layout.node == 0:
             while not self.peers.all_ready():
                 self._wait_a_little()
-            address = {"address": self.peers.addresses()[0], "port": launch.serve()}
-            self.layout.attempt.write("rendezvous", self.layout.paths.rendezvous, [address])
+            address, port = launch.serve()
+            self.layout.attempt.write("rendezvous", self.layout.paths.rendezvous, [{"address": address, "port": port}])
 
     def _run_ranks(self, launch: Launch) -> None:
         rendezvous: dict[str, Any] | None = None

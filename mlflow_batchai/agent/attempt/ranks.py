@@ -7,22 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mlflow_batchai.agent import gpus
+from mlflow_batchai.agent.attempt import frameworks
+from mlflow_batchai.agent.attempt.frameworks import Slot
 from mlflow_batchai.agent.environment import allocator_variables, job_environment, thread_variables
 from mlflow_batchai.agent.gpus import Gpus
 from mlflow_batchai.agent.layout import NodeLayout, node_id
 from mlflow_batchai.agent.plan import Plan
-
-
-class Slot(NamedTuple):
-    """One rank's place: numbers as Horovod counts them."""
-
-    rank: int
-    size: int
-    node: int
-    local_rank: int
-    local_size: int
-    cross_rank: int
-    cross_size: int
 
 
 def spread(process_count: int, gpus: Sequence[int]) -> list[int]:
@@ -52,24 +42,24 @@ def assign(sizes: Sequence[int]) -> list[Slot]:
 
 def slots_of(plan: Plan, gpus: Sequence[int]) -> list[Slot]:
     """The ranks that a plan starts on nodes with so many GPUs each."""
-    if plan.is_horovod:
+    if plan.is_distributed:
         return assign(spread(plan.process_count, gpus))
     return [Slot(0, 1, 0, 0, 1, 0, 1)]
 
 
 def slots_per_node(plan: Plan, gpus: Sequence[int]) -> list[int]:
     """Slots of each node in the hostfile: its ranks; for a command that starts ranks itself its GPUs."""
-    return spread(plan.process_count, gpus) if plan.is_horovod else list(gpus)
+    return spread(plan.process_count, gpus) if plan.is_distributed else list(gpus)
 
 
 def refusal(plan: Plan, gpus: Sequence[int], hosts: Sequence[str]) -> str | None:
-    """Why these nodes can't run the plan, as a sentence, or None: more Horovod ranks than GPUs, and no leave to share them.
+    """Why these nodes can't run the plan, as a sentence, or None: more ranks than GPUs, and no leave to share them.
 
     Args:
         hosts: the nodes' hostnames.
     """
     total = sum(gpus)
-    if plan.framework != "horovod" or plan.oversubscribe or not total or plan.process_count <= total:
+    if not plan.is_distributed or plan.oversubscribe or not total or plan.process_count <= total:
         return None
     counts = ", ".join(f"{node_id(node)}: {count}" for node, count in enumerate(gpus))
     sentence = (
@@ -81,9 +71,9 @@ def refusal(plan: Plan, gpus: Sequence[int], hosts: Sequence[str]) -> str | None
 
 
 def without_gpus(plan: Plan, gpus: Sequence[int], hosts: Sequence[str]) -> str | None:
-    """A sentence on nodes that get no Horovod rank since they have no GPU and others have, or None: likely a broken driver."""
+    """A sentence on nodes that get no rank since they have no GPU and others have, or None: likely a broken driver."""
     names = [f"{node_id(node)} ({hosts[node]})" for node, count in enumerate(gpus) if not count]
-    if plan.framework != "horovod" or not names or not any(gpus):
+    if not plan.is_distributed or not names or not any(gpus):
         return None
     return (
         f"{', '.join(names)}: no GPU, and so no rank, where other nodes have GPUs; mend the driver there (nvidia-smi -L), or"
@@ -92,44 +82,12 @@ def without_gpus(plan: Plan, gpus: Sequence[int], hosts: Sequence[str]) -> str |
 
 
 def idle_gpus(plan: Plan, gpus: Sequence[int]) -> str | None:
-    """A sentence on GPUs that no Horovod rank uses, or None."""
+    """A sentence on GPUs that no rank uses, or None."""
     ranks, total = plan.process_count, sum(gpus)
-    if plan.framework != "horovod" or ranks >= total:
+    if not plan.is_distributed or ranks >= total:
         return None
-    return f"{ranks} rank(s) use {ranks} of {total} GPUs: set horovodSettings.processCount to {total} to use all"
-
-
-def needs_rendezvous(plan: Plan) -> bool:
-    """Whether node 0 has to start Horovod's rendezvous server first."""
-    return plan.is_horovod
-
-
-def rank_variables(plan: Plan, slot: Slot, rendezvous: Mapping[str, Any] | None, interface: str | None) -> dict[str, str]:
-    """Variables of one rank; names that end in ``!`` may not be overridden by the document.
-
-    The HOROVOD_* ones are those that horovodrun's gloo launcher sets (horovod 0.28.1, ``runner/gloo_run.py``).
-    """
-    found = {"BATCHAI_RANK!": str(slot.rank), "BATCHAI_SIZE!": str(slot.size)}
-    if plan.framework != "horovod" or rendezvous is None:
-        return found
-    identity = {
-        "HOROVOD_HOSTNAME": node_id(slot.node),
-        "HOROVOD_RANK": slot.rank,
-        "HOROVOD_SIZE": slot.size,
-        "HOROVOD_LOCAL_RANK": slot.local_rank,
-        "HOROVOD_LOCAL_SIZE": slot.local_size,
-        "HOROVOD_CROSS_RANK": slot.cross_rank,
-        "HOROVOD_CROSS_SIZE": slot.cross_size,
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": rendezvous["address"],
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": rendezvous["port"],
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
-    }
-    found.update({name + "!": str(value) for name, value in identity.items()})
-    found["HOROVOD_GLOO_TIMEOUT_SECONDS"] = "60"
-    if interface:
-        found["HOROVOD_GLOO_IFACE"] = interface
-    return found
+    block = frameworks.of(plan.framework).block
+    return f"{ranks} rank(s) use {ranks} of {total} GPUs: set {block}.processCount to {total} to use all"
 
 
 def hostfile(addresses: Sequence[str], sizes: Sequence[int]) -> str:
@@ -195,13 +153,16 @@ def rank_environment(
     """The environment of one rank.
 
     Args:
-        rendezvous: ``address`` and ``port`` of Horovod's server, as this node reaches it.
+        rendezvous: ``address`` and ``port`` at which ranks meet, as this node reaches them.
         interface: the node's network interface that its peers reach.
         cores: of the node.
         archive: where scripts import our helpers from.
     """
-    extra = rank_variables(layout.plan, slot, rendezvous, interface)
-    extra.update(gpus.visibility_variables(known.gpus, slot.local_rank if layout.plan.is_horovod else None))
+    framework = frameworks.of(layout.plan.framework)
+    extra = {"BATCHAI_RANK!": str(slot.rank), "BATCHAI_SIZE!": str(slot.size)}
+    told = framework.variables(layout.plan, slot, rendezvous, interface, len(known.gpus.ids))
+    extra.update({name: str(value) for name, value in told.items()})
+    extra.update(gpus.visibility_variables(known.gpus, slot.local_rank if framework.own_gpu else None))
     extra.update(thread_variables(cores // slot.local_size))
     if not known.gpus.ids:
         extra.update(allocator_variables(layout.plan, known.secrets, known.image or {}))

@@ -350,7 +350,7 @@ class Container:
         self.shell = "bash" if bash else "sh"
         if not bash:
             self._shipper.note("the image has no bash; commands are run by sh")
-        if not self.python and self._layout.plan.is_horovod:
+        if not self.python and self._layout.plan.framework == plan.HOROVOD:
             raise self._failure("it has neither python3 nor python on its PATH, and Horovod's ranks need one")
         if self.python and not python:
             os.makedirs(self._layout.bin, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Horovod's rendezvous server starts before the ranks, whatever else its interpreter says."""
+"""What ranks meet at is there before they start: Horovod's server, whatever else its interpreter says; rank 0 of PyTorch."""
 
 from __future__ import annotations
 
@@ -40,3 +40,34 @@ def test_a_server_that_does_not_start(cluster: Cluster, interpreter: Path) -> No
     verdict = cluster.submit("echo never", nodes=2, trainer=str(interpreter)).wait()
     assert verdict["errors"][0]["code"] == "RendezvousFailed"
     assert verdict["reason"].startswith("Horovod's rendezvous server did not start on node-0: Welcome to the image")
+
+
+# What torch.distributed does with torchrun's variables: rank 0 listens, the others find it, and all hear of all.
+MEETS = """cat > meets.py <<'END'
+import json, os, socket, time
+told = {name: os.environ[name] for name in ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")}
+place, size = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), int(told["WORLD_SIZE"])
+assert os.environ["AZ_BATCHAI_PYTORCH_INIT_METHOD"] == "tcp://%s:%d" % place
+if told["RANK"] == "0":
+    server = socket.create_server(("", place[1]))
+    peers = [server.accept()[0] for _ in range(size - 1)]
+    all_told = sorted([told, *(json.loads(peer.makefile().readline()) for peer in peers)], key=lambda one: one["RANK"])
+    print(json.dumps([list(one.values()) for one in all_told]))
+else:
+    for _ in range(200):
+        try:
+            peer = socket.create_connection(place)
+            break
+        except OSError:
+            time.sleep(0.05)
+    peer.sendall(json.dumps(told).encode() + b"\\n")
+END
+"""
+
+
+def test_ranks_of_pytorch_meet_at_rank_zero(cluster: Cluster) -> None:
+    job = cluster.submit(MEETS + "python3 meets.py", nodes=2, ranks=3, framework="pytorch")
+    verdict = job.wait()
+    assert verdict["executionState"] == "succeeded", job.said()
+    (said,) = job.log("stdout.txt").splitlines()
+    assert said == '[0] [["0", "0", "0", "3", "2"], ["1", "1", "0", "3", "2"], ["2", "0", "1", "3", "1"]]'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import socket
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans import bare_plan
 
-from mlflow_batchai.agent.attempt import ranks
+from mlflow_batchai.agent.attempt import frameworks, ranks
 from mlflow_batchai.agent.layout import node_id
 
 TABLE = [(processes, nodes) for nodes in (1, 2, 3, 4, 7) for processes in (1, 2, 3, 4, 5, 8, 9, 16, 29)]
@@ -105,9 +106,7 @@ def test_custom_runs_once_on_node_zero() -> None:
     plan = bare_plan(framework="custom", process_count=1, node_count=3)
     slots = ranks.slots_of(plan, [2, 2, 0])
     assert slots == [ranks.Slot(0, 1, 0, 0, 1, 0, 1)]
-    assert not ranks.needs_rendezvous(plan)
-    found = ranks.rank_variables(plan, slots[0], {"address": "a", "port": 0}, "lo")
-    assert found == {"BATCHAI_RANK!": "0", "BATCHAI_SIZE!": "1"}
+    assert frameworks.of("custom").variables(plan, slots[0], {"address": "a", "port": 0}, "lo", 2) == {}
     # What it starts itself may use every GPU.
     assert ranks.slots_per_node(plan, [2, 2, 0]) == [2, 2, 0]
 
@@ -116,22 +115,49 @@ def test_variables_of_a_rank() -> None:
     plan = bare_plan(framework="horovod", process_count=3, node_count=2)
     assert ranks.slots_per_node(plan, [0, 0]) == [2, 1]
     slot = ranks.slots_of(plan, [0, 0])[2]
-    found = ranks.rank_variables(plan, slot, {"address": "10.0.0.4", "port": 4711}, None)
+    horovod = frameworks.of("horovod")
+    found = horovod.variables(plan, slot, {"address": "10.0.0.4", "port": 4711}, None, 0)
     sizes = {"RANK": 2, "SIZE": 3, "LOCAL_RANK": 0, "LOCAL_SIZE": 1, "CROSS_RANK": 1, "CROSS_SIZE": 2}
     server = {
         "GLOO_RENDEZVOUS_ADDR": "10.0.0.4",
-        "GLOO_RENDEZVOUS_PORT": "4711",
+        "GLOO_RENDEZVOUS_PORT": 4711,
         "CONTROLLER": "gloo",
         "CPU_OPERATIONS": "gloo",
     }
     assert found == {
-        "BATCHAI_RANK!": "2",
-        "BATCHAI_SIZE!": "3",
         "HOROVOD_HOSTNAME!": "node-1",
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": "60",
-        **{f"HOROVOD_{name}!": str(value) for name, value in {**sizes, **server}.items()},
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": 60,
+        **{f"HOROVOD_{name}!": value for name, value in {**sizes, **server}.items()},
     }
-    assert ranks.rank_variables(plan, slot, {"address": "a", "port": 1}, "eth0")["HOROVOD_GLOO_IFACE"] == "eth0"
+    assert horovod.variables(plan, slot, {"address": "a", "port": 1}, "eth0", 0)["HOROVOD_GLOO_IFACE"] == "eth0"
+
+
+def test_variables_of_a_rank_of_pytorch() -> None:
+    plan = bare_plan(framework="pytorch", process_count=3, node_count=2, attempt=2, retries=4)
+    slot = ranks.slots_of(plan, [0, 0])[2]
+    pytorch = frameworks.of("pytorch")
+    found = pytorch.variables(plan, slot, {"address": "10.0.0.4", "port": 4711}, "eth0", 0)
+    torchrun = {"RANK": 2, "WORLD_SIZE": 3, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "GROUP_RANK": 1, "GROUP_WORLD_SIZE": 2}
+    assert torchrun.items() <= {name.rstrip("!"): value for name, value in found.items()}.items()
+    assert (found["MASTER_ADDR!"], found["MASTER_PORT!"]) == ("10.0.0.4", 4711)
+    assert (found["TORCHELASTIC_RESTART_COUNT!"], found["TORCHELASTIC_MAX_RESTARTS!"]) == (1, 4)
+    assert (found["GLOO_SOCKET_IFNAME"], found["NCCL_SOCKET_IFNAME"]) == ("eth0", "=eth0")
+    batchai = {name[11:]: value for name, value in found.items() if name.startswith("AZ_BATCHAI_")}
+    assert batchai == {"PYTORCH_INIT_METHOD": "tcp://10.0.0.4:4711", "PYTORCH_BACKEND": "gloo", "TASK_INDEX": 2}
+    assert set(batchai) == set(pytorch.service_names)
+    for asked, gpus, told in (("", 4, "nccl"), ("gloo", 4, "gloo"), ("mpi", 0, "mpi")):
+        found = pytorch.variables(replace(plan, communication_backend=asked), slot, {"address": "a", "port": 1}, None, gpus)
+        assert found["AZ_BATCHAI_PYTORCH_BACKEND"] == told and "GLOO_SOCKET_IFNAME" not in found
+
+
+def test_the_port_of_pytorch_is_rank_zero_s_alone() -> None:
+    pytorch = frameworks.of("pytorch")
+    address, port = pytorch.serve(["10.0.0.4", "10.0.0.5"], [0, 2], lambda arguments: 0)
+    assert address == "10.0.0.5"
+    with pytest.raises(OSError), socket.socket() as other:
+        other.bind(("", port))
+    with pytorch.held, socket.create_server(("", port)):
+        pass
 
 
 def test_hostfile() -> None:

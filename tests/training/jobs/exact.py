@@ -1,6 +1,7 @@
 """Trains small models: as one of several ranks on its own batches, or alone on the joined batches; writes what came out.
 
-exact.py OUT      OUT/<rank or alone>.npz gets every case's weights, OUT/<rank or alone>.json everything else
+exact.py OUT            OUT/<rank or alone>.npz gets every case's weights, OUT/<rank or alone>.json everything else
+exact.py OUT CASE ...   these cases' weights only; of four ranks each has half of what one of two would have
 """
 
 import copy
@@ -22,9 +23,9 @@ if RANKS:
 
     FACTS["imported nothing"] = not {"keras", "tensorflow", "torch", "mlflow"} & set(sys.modules)
     hvd.init()
-    RANK, WHO = hvd.rank(), str(hvd.rank())
+    RANK, SIZE, WHO = hvd.rank(), hvd.size(), str(hvd.rank())
 else:
-    RANK, WHO = 0, "alone"
+    RANK, SIZE, WHO = 0, 1, "alone"
 
 import keras  # noqa: E402
 
@@ -126,8 +127,18 @@ def joined(steps, data):
         yield data[rows], Y[rows]
 
 
+def parts_of(steps):
+    """The rows of this rank, step by step."""
+    parts = [pair[RANK * 2 // SIZE] for pair in steps if pair[RANK * 2 // SIZE] is not None]
+    if SIZE == 4:
+        middles = [(low + high) // 2 for low, high in parts]
+        halves = [(m, high) if RANK % 2 else (low, m) for (low, high), m in zip(parts, middles, strict=True)]
+        parts = [(low, high) for low, high in halves if low < high]
+    return parts
+
+
 def own(steps, data):
-    parts = [pair[RANK] for pair in steps if pair[RANK] is not None]
+    parts = parts_of(steps)
     while True:
         for low, high in parts:
             yield data[low:high], Y[low:high]
@@ -139,7 +150,7 @@ def train(name, epochs=2):
     model = net()
     model.compile(optimizer(wrap), **{"loss": keras.losses.MeanSquaredError(), **options})
     if RANKS:
-        count = sum(pair[RANK] is not None for pair in steps)
+        count = len(parts_of(steps))
         calls = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
         model.fit(own(steps, data), steps_per_epoch=count, epochs=epochs, verbose=0, callbacks=calls)
     elif name == "batch norm":
@@ -177,14 +188,14 @@ def by_halves(model, steps, data, epochs):
 
 def main():
     weights = {}
-    for name in CASES:
+    for name in sys.argv[2:] or CASES:
         if BACKEND != "tensorflow" and name == "batch norm":
             continue
         model = train(name)
         for i, value in enumerate(model.get_weights()):
             weights[f"{name}/{i}"] = value
         FACTS[f"{name}/iterations"] = int(model.optimizer.iterations)
-    if RANKS:
+    if RANKS and not sys.argv[2:]:
         saving(weights)
         talking()
         callbacks()
