@@ -152,8 +152,12 @@ class Agent:
             return
 
         def leave() -> Mapping[str, Any]:
-            while not self.shipper.finish(1.0):
-                self.peers.check(starting=True)  # the share hangs
+            while not self.shipper.finish(1.0):  # the share hangs
+                try:
+                    self.peers.check(starting=True)
+                except Exception:
+                    if self.shipper.go_on():
+                        raise
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
             if self.peers.termination:
                 os.kill(os.getpid(), signal.SIGTERM)  # once more, for the next agent

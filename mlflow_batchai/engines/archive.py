@@ -6,10 +6,12 @@ import base64
 import functools
 import hashlib
 import io
+import marshal
 import uuid
 import zipfile
 from collections.abc import Iterator
 from importlib.resources import files
+from importlib.util import MAGIC_NUMBER, source_hash
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,12 +69,22 @@ def name_of(data: bytes) -> str:
 
 
 def stored(folder: Path) -> Path:
-    """The archive as a file in this folder, named by its hash; written if it isn't there."""
+    """The archive as a file in this folder, named by its hash; written if it isn't there.
+
+    Beside each module lies its code for this Python, which other Pythons pass over: to compile them all takes an agent most of
+    its start.
+    """
     data = build()
     target = folder / name_of(data)
     if not target.exists():
         folder.mkdir(parents=True, exist_ok=True)
         temporary = target.with_suffix(f".{uuid.uuid4().hex}.new")
         temporary.write_bytes(data)
+        with zipfile.ZipFile(temporary, "a") as archive:
+            for name in archive.namelist():
+                source = archive.read(name)
+                code = marshal.dumps(compile(source, str(target / name), "exec", dont_inherit=True))
+                # Bit 0: it goes by the source's hash, not by its time; nobody checks it, for both come in one file.
+                archive.writestr(f"{name}c", MAGIC_NUMBER + (1).to_bytes(4, "little") + source_hash(source) + code)
         temporary.replace(target)
     return target

@@ -6,6 +6,7 @@ import io
 import subprocess
 import sys
 import zipfile
+from importlib.util import MAGIC_NUMBER
 
 from mlflow_batchai.engines import archive
 
@@ -41,4 +42,18 @@ def test_it_is_stored_once_under_its_hash(tmp_path):
     assert archive.stored(tmp_path / "new" / "agents") == first
     assert first.stat().st_mtime_ns == before
     assert [path.name for path in first.parent.iterdir()] == [first.name]
-    assert first.read_bytes() == archive.build()
+    with zipfile.ZipFile(first) as found, zipfile.ZipFile(io.BytesIO(archive.build())) as built:
+        assert {name: found.read(name) for name in built.namelist()} == {name: built.read(name) for name in built.namelist()}
+
+
+def test_it_is_compiled_for_this_python_and_runs_on_others(tmp_path):
+    path = archive.stored(tmp_path / "agents")
+    asked = "import sys; sys.path.insert(0, sys.argv[1]); from mlflow_batchai.agent import protocol; print(protocol.__file__)"
+
+    def imported() -> str:
+        return subprocess.run([sys.executable, "-I", "-S", "-c", asked, path], capture_output=True, text=True).stdout.strip()
+
+    module = f"{path}/mlflow_batchai/agent/protocol.py"
+    assert imported() == f"{module}c"
+    path.write_bytes(path.read_bytes().replace(MAGIC_NUMBER, b"odd!"))
+    assert imported() == module

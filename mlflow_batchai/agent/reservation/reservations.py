@@ -20,7 +20,7 @@ from mlflow_batchai.agent.reservation.waiter import Obstacle
 # How often it is looked whether the node is ours, at first and after a while.
 POLL_SECONDS, LONGEST_POLL_SECONDS, SLOWER = 0.2, 1.0, 1.05
 # A wait that is longer may be spent otherwise.
-AWAKE_SECONDS = 2.0
+AWAKE_SECONDS = 0.5
 
 
 Sleep = Callable[[Obstacle, Sequence[int]], None]

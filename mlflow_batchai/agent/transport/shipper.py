@@ -171,7 +171,7 @@ class Shipper(threading.Thread):
         )
         self._heartbeats = 0
         self._last_written = 0.0
-        self._closing = False
+        self._closing = self._closed = False
         self._abandoned = False
         self._errors = ShareErrors(layout.plan.loss_seconds / 2)
         self.error: OSError | None = None
@@ -294,6 +294,12 @@ class Shipper(threading.Thread):
         self.join(timeout)
         return not self.is_alive() and self.broken is None and not self._abandoned
 
+    def go_on(self) -> bool:
+        """Take back a ``finish`` that the share gave no time; False if it has ended since."""
+        with self._lock:
+            self._closing = False
+            return not self._closed
+
     # The share thread.
 
     def run(self) -> None:
@@ -312,7 +318,9 @@ class Shipper(threading.Thread):
             self._wake.clear()
             if self._abandoned:
                 return
-            if self._closing and closing_since is None:
+            if not self._closing:
+                closing_since = None
+            elif closing_since is None:
                 closing_since = time.monotonic()
             # Each for itself: a share that is full still tells of a cancel request; a log file that can't grow stops nothing.
             unsent = self._attempt(functools.partial(self._write, everything=closing_since is not None))
@@ -324,8 +332,11 @@ class Shipper(threading.Thread):
             unwritten = self._attempt(self._flush)
             patience = None if closing_since is None else closing_since + LOG_FILE_SECONDS - time.monotonic()
             if patience is not None and not unsent and (not unwritten or patience < 0):
-                self._files.close()
-                return
+                with self._lock:
+                    self._closed = self._closing
+                if self._closed:
+                    self._files.close()
+                    return
             self.error = unsent or unread or unwritten
             if self.error:
                 time.sleep(TICK_SECONDS)

@@ -35,8 +35,8 @@ def kilobytes(pid: int) -> int:
 
 # Nobody waits for long.
 QUICK = """
-from mlflow_batchai.agent.reservation import reservations, waiter
-reservations.AWAKE_SECONDS, waiter.LOOK_SECONDS, agent.PLAN_SECONDS = 0.5, 0.5, 1.0
+from mlflow_batchai.agent.reservation import waiter
+waiter.LOOK_SECONDS, agent.PLAN_SECONDS = 0.5, 1.0
 """
 
 

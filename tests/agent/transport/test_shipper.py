@@ -107,6 +107,20 @@ def steps(thread: Thread) -> list[int]:
     return [record["body"]["step"] for record in thread.records("report")]
 
 
+def test_one_that_could_not_finish_goes_on(make: Maker) -> None:
+    """An agent that goes to sleep while its share hangs may be told to end instead."""
+    thread = make(failing=True)
+    metric(thread, 0)
+    assert not thread.shipper.finish(0.2)
+    assert thread.shipper.go_on()
+    thread.recover()
+    wait_for(lambda: steps(thread) == [0])
+    metric(thread, 1)
+    assert thread.shipper.finish(30)
+    assert steps(thread) == [0, 1]
+    assert not thread.shipper.go_on()
+
+
 def test_records_and_lines_arrive(make: Maker) -> None:
     thread = make()
     metric(thread, 1)
