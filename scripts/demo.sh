@@ -7,7 +7,7 @@ bin=$(cd "$bin" && pwd) project=$PWD/projects/cifar_horovod
 # MLflow keeps artifacts in ./mlruns of where a store is first used.
 cd "$folder"
 began=$(date +%s)
-"$bin/mlflow" run "$project" --backend batchai --run-name demo \
+"$bin/mlflow" run "$project" --backend batchai --env-manager local --run-name demo \
     -P data=digits -P epochs=12 -P augment=false \
     --backend-config '{"model": {"register": "cifar_horovod"}}'
 "$bin/python" - "$began" "$bin/../.clock" "${MLFLOW_TRACKING_URI#sqlite:///}" <<'END'

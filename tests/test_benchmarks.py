@@ -17,7 +17,7 @@ QUICK = {
     "ssh_connect": ("--pairs 1 --connections 4 --commands 3", 6),
     # Without the wait until a job counts as idle: its figures are for people who wait.
     "share_job": ("--nodes 1 --seconds 2 --settle 0 --idle 1 --round-trip 0", 5),
-    "cli": ("--pairs 1 --runs 200", 8),
+    "cli": ("--pairs 1 --runs 200", 9),
     "report": ("--pairs 1 --calls 100", 4),
     "opener": ("--pairs 1 --files 20", 6),
     "relay": ("--points 2400 --slices 2 --seconds 2", 5),

@@ -31,7 +31,7 @@ from mlflow_batchai.cli.options import (
 from mlflow_batchai.cli.output import Column, Result, render
 from mlflow_batchai.cluster import workspaces
 from mlflow_batchai.config import default
-from mlflow_batchai.errors import BatchAIError, JobChangedError, JobFailedError, ShareError, UsageError
+from mlflow_batchai.errors import BatchAIError, DocumentError, JobChangedError, JobFailedError, ShareError, UsageError
 from mlflow_batchai.terminal import printable
 from mlflow_batchai.tracking import experiments
 
@@ -118,6 +118,7 @@ def create(
 def _read(file: Path, mounts: MountOptions, dry_run: bool) -> JobDocument:
     """The document with what the options mount besides."""
     from mlflow_batchai.documents.job import parse_job
+    from mlflow_batchai.documents.model import MASK, secret_values
     from mlflow_batchai.documents.reading import read
 
     data = read(file)
@@ -125,6 +126,10 @@ def _read(file: Path, mounts: MountOptions, dry_run: bool) -> JobDocument:
     if isinstance(properties, Mapping) and isinstance(properties.get("mountVolumes", {}), Mapping | None):
         data = {**data, "properties": {**properties, "mountVolumes": mounts.added_to(properties.get("mountVolumes"))}}
     document, warnings = parse_job(data, str(file))
+    if MASK in secret_values(document):
+        raise DocumentError(
+            f"{file}: '{MASK}' stands in place of a secret, as where a job's document is kept: write the secret there"
+        )
     notice(*warnings, noted=not dry_run)
     return document
 

@@ -59,6 +59,8 @@ def main() -> None:
     atexit.register(gc.freeze)
     # MLflow's client would print a run's address among the results when it ends one on a server.
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    # Nor is a small file worth a bar, as MLflow draws one where tqdm is installed.
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     try:
         code = batchai.main(prog_name="batchai", complete_var="_BATCHAI_COMPLETE", standalone_mode=False)
         sys.stdout.flush()

@@ -120,8 +120,9 @@ def _plan(run: Run, files: Mapping[str, Path], name: str) -> tuple[Plan, Rerun, 
         raise _changed(name, "plan.json")
     if plan.rerun is None:
         raise JobError(
-            f"job {name} was submitted without a project, or by an earlier version: there is no code of it to run again; its"
-            f" document is the artifact {ARTIFACT}/document.json"
+            f"job {name} was submitted without a project, or by an earlier version, so no code of it is kept; its document as a"
+            f" new job: mlflow artifacts download -r {run.info.run_id} -a {ARTIFACT}/document.json -d . && batchai job create"
+            " -n NAME -f document.json"
         )
     return plan, plan.rerun, signature is Signature.OWN
 

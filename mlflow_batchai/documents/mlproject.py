@@ -208,7 +208,9 @@ def command_entry_point(words: Sequence[str]) -> EntryPoint:
     program = 1
     while flags and program < len(words) and flags.fullmatch(words[program]):
         program += 1
-    if program < len(words) and Path(words[program]).suffix in SCRIPTS:
+    if flags and words[program : program + 1] in (["-m"], ["-c"]):
+        program += 2
+    elif program < len(words) and Path(words[program]).suffix in SCRIPTS:
         program += 1
     return EntryPoint("main", _template(words), {}, arguments=parameters(shlex.join(words[program:])))
 

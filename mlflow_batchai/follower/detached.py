@@ -86,7 +86,7 @@ def start_follower(submitted: Submitted) -> None:
         # What opens the control share is made anew for each attempt.
         told = {key: value for key, value in submitted.secrets.items() if key != "share" and value}
         told["environment"] = {name: os.environ[name] for name in variables_of(job.plan) if name in os.environ}
-    if named := notify.secrets(job, {**(submitted.secrets.get("variables") or {}), **submitted.told}):
+    if named := notify.secrets(job.plan.notify, {**(submitted.secrets.get("variables") or {}), **submitted.told}):
         told["notify"] = named
     share, folder = submitted.key
     order = {"share": share, "folder": folder, "run": job.plan.run_id, "job": job.plan.job, "told": told}

@@ -1,4 +1,4 @@
-"""Tell people that a job has ended, once: by a JSON POST or a command, as its batchai.yaml says, else config.yaml."""
+"""Tell people that a job or a sweep has ended: by a JSON POST or a command, as its batchai.yaml says, else config.yaml."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from mlflow_batchai import config, terminal
+from mlflow_batchai.agent.mounts.mount import Mask
 from mlflow_batchai.agent.plan import Notify
 from mlflow_batchai.agent.protocol import JobPaths
 from mlflow_batchai.documents.common import NAMED_SECRET
@@ -34,40 +35,61 @@ def check(planned: Notify | None, known: Mapping[str, str]) -> None:
         raise UsageError(f"notify.url names {missing}: set {SECRET_PREFIX}{missing}, or put it among properties.secrets")
 
 
-def secrets(job: Job, known: Mapping[str, str]) -> dict[str, str]:
-    """The secrets that the URL names, for the follower, as far as ``known`` and the environment have them."""
-    notify, _ = _chosen(job.plan.notify)
+def secrets(planned: Notify | None, known: Mapping[str, str]) -> dict[str, str]:
+    """The secrets that the URL names, as far as ``known`` and the environment have them."""
+    notify, _ = _chosen(planned)
     return {name: value for name, value in {**_named(notify), **known}.items() if name in _names(notify)}
 
 
 def tell(job: Job, attempt: int, end: JobState, page: str, known: Mapping[str, str], say: Callable[[str], None]) -> None:
     """Tell that a job has ended for good, at most once for this end, however many followers come to it.
 
-    What fails is said in one sentence that holds no secret.
-
     Args:
         page: address of the run's page, or nothing.
         known: secrets by name.
+        say: as of ``send``.
     """
-    hidden: Collection[str] = known.values()
+    state = "terminated" if end.terminated else end.execution_state
+    event = {"job": job.name, "runId": job.plan.run_id, "state": state, "reason": tag_text(end.reason), "runUrl": page}
+    planned = job.plan.notify if job.signature is Signature.OWN else None
+    # Claimed before it is tried: a command may have effects, so one that was cut off is not repeated.
+    send(planned, f"job {job.name}", event, known, say, lambda: job.share.claim(JobPaths(job.folder, attempt).notified))
+
+
+def send(
+    planned: Notify | None,
+    what: str,
+    event: Mapping[str, str],
+    known: Mapping[str, str],
+    say: Callable[[str], None],
+    claim: Callable[[], bool] = lambda: True,
+) -> None:
+    """Send the news of an end, if they are wanted.
+
+    Args:
+        what: the job or the sweep, for people.
+        event: job, runId, state, reason and runUrl.
+        known: secrets by name.
+        say: told what fails, in one sentence that holds no secret.
+        claim: asked last; False: another process sends them.
+    """
+    mask = Mask(known.values(), 1)
     try:
-        notify, written_out = _chosen(job.plan.notify if job.signature is Signature.OWN else None)
-        state = "terminated" if end.terminated else end.execution_state
+        notify, written_out = _chosen(planned)
         known = {**known, **written_out}
-        hidden = known.values()
-        # Before it is tried: a command may have effects, so one that was cut off is not repeated.
-        if notify is None or state not in notify.on or not job.share.claim(JobPaths(job.folder, attempt).notified):
+        mask = Mask(known.values(), 1)
+        if notify is None or event["state"] not in notify.on or not claim():
             return
-        event = {"job": job.name, "runId": job.plan.run_id, "state": state, "reason": tag_text(end.reason), "runUrl": page}
         if missing := _missing(notify, known):
-            say(f"notify.url of job {job.name}: this process was not told {missing} ({SECRET_PREFIX}{missing})")
+            say(f"notify.url of {what}: this process was not told {missing} ({SECRET_PREFIX}{missing})")
         elif notify.url:
-            _try("url", job, lambda: _post(NAMED_SECRET.sub(lambda name: known[name[1]], notify.url), event), hidden, say)
+            url = NAMED_SECRET.sub(lambda name: known[name[1]], notify.url)
+            _try(f"notify.url of {what}", lambda: _post(url, what, event), mask, say)
         if notify.command:
-            _try("command", job, lambda: _run(notify.command, event, known), hidden, say)
+            _try(f"notify.command of {what}", lambda: _run(notify.command, event, known), mask, say)
     except Exception as error:
         why = str(error) if isinstance(error, BatchAIError) else type(error).__name__
-        say(_without(hidden, f"nobody was told of the end of job {job.name}: {why}"))
+        say(mask(f"nobody was told of the end of {what}: {why}"))
 
 
 def _chosen(planned: Notify | None) -> tuple[Notify | None, dict[str, str]]:
@@ -90,26 +112,20 @@ def _missing(notify: Notify | None, known: Mapping[str, str]) -> str:
     return next((name for name in _names(notify) if name not in known), "")
 
 
-def _try(key: str, job: Job, act: Callable[[], str], hidden: Collection[str], say: Callable[[str], None]) -> None:
+def _try(of: str, act: Callable[[], str], mask: Mask, say: Callable[[str], None]) -> None:
     try:
         trouble = act()
     except (OSError, ValueError) as error:  # texts of requests quote the address
         trouble = getattr(error, "strerror", None) or type(error).__name__
     if trouble:
-        say(_without(hidden, f"notify.{key} of job {job.name}: {terminal.printable(trouble)}"))
+        say(mask(f"{of}: {terminal.printable(trouble)}"))
 
 
-def _without(hidden: Collection[str], text: str) -> str:
-    for secret in filter(None, hidden):
-        text = text.replace(secret, "***")
-    return text
-
-
-def _post(url: str, event: Mapping[str, str]) -> str:
+def _post(url: str, what: str, event: Mapping[str, str]) -> str:
     """Send what Slack and Teams show; what was wrong, or nothing."""
     import requests  # clients look here only for the names of secrets
 
-    text = html.escape(" ".join(filter(None, (f"job {event['job']} {event['state']}", event["runUrl"]))), quote=False)
+    text = html.escape(" ".join(filter(None, (f"{what} {event['state']}", event["runUrl"]))), quote=False)
     if event["reason"]:
         # Ranks write it: in a block of code nothing of it is a link or calls people.
         block = html.escape(event["reason"][:LONGEST_REASON].replace("`", "'"), quote=False)

@@ -5,6 +5,7 @@ It knows only what the sweep's runs say, so another process can go on when this 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import socket
@@ -27,7 +28,7 @@ from mlflow_batchai.follower import detached, spawning
 from mlflow_batchai.follower.detached import Submitted
 from mlflow_batchai.job.jobs import pause_after
 from mlflow_batchai.sweep import search, sweeps
-from mlflow_batchai.sweep.results import DELETED, STOPPED, Results, Row, judge
+from mlflow_batchai.sweep.results import DELETED, STOPPED, TERMINATED, Results, Row, judge
 from mlflow_batchai.sweep.starter import JobStarter
 from mlflow_batchai.sweep.sweeps import Sweep
 from mlflow_batchai.tracking import runs, stores
@@ -40,26 +41,26 @@ PATIENCE_SECONDS = 600.0
 # For how long a job that another machine submits, while the sweep is ended from here, may have a run and no folder yet.
 SUBMIT_SECONDS = 120.0
 
-Submit = Callable[[int], Submitted]
+# The state of a sweep as of a job, for those who are told.
+STATES = {"FINISHED": protocol.SUCCEEDED, "KILLED": TERMINATED, "FAILED": protocol.FAILED}
 
 
 class Driver:
     """Drives one sweep.
 
     Args:
-        starter: called when the first job is to be started; what it returns starts the job of a number.
+        starter: makes what starts jobs; called when the first one is to be started.
     """
 
     def __init__(
         self,
         sweep: Sweep,
-        starter: Callable[[], Submit],
+        starter: Callable[[], JobStarter],
         say: Callable[[str], None],
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._sweep, self._name = sweep, sweep.plan.name
-        self._starter = starter
-        self._submit: Submit | None = None
+        self._starter = functools.cache(starter)
         self._say = say
         self._sleep = sleep
         self._mlflow = runs.client(sweep.tracking)
@@ -100,8 +101,7 @@ class Driver:
             self._show(judge(self._sweep.plan, seen.jobs, protocol.now_ms()))
         room = self._sweep.plan.parallel - len(seen.active - set(self._unfollowed))
         for number in seen.unstarted[: max(0, room)]:
-            self._submit = self._submit or self._starter()
-            self._start(self._submit, number, not (seen.jobs or self._submitted))
+            self._start(self._starter(), number, not (seen.jobs or self._submitted))
         if seen.unstarted or seen.active - set(self._unfollowed):
             return False
         if seen.active:
@@ -147,10 +147,10 @@ class Driver:
             self._unfollowed[number] = str(error)
             self._say(f"job {self._sweep.plan.job_name(number)}: {error}")
 
-    def _start(self, submit: Submit, number: int, is_first: bool) -> None:
+    def _start(self, starter: JobStarter, number: int, is_first: bool) -> None:
         """Start a job; one that can't be has failed, and if it is the first of all, so has the sweep."""
         try:
-            self._submitted[number] = submit(number)
+            self._submitted[number] = starter.submit(number)
         except Exception as error:
             if _may_pass(error) or not (isinstance(error, BatchAIError) or stores.is_refusal(error)):
                 raise
@@ -159,6 +159,7 @@ class Driver:
                 return
             what = f"job {self._sweep.plan.job_name(number)} could not be started: {error}"
             runs.fail(self._mlflow, self._sweep.run_id, runs.tag_text(what))
+            starter.tell(protocol.FAILED, what)
             raise JobError(what) from error
 
     def _end(self) -> None:
@@ -175,6 +176,11 @@ class Driver:
         if figure := search.importances(self._sweep.plan, seen.jobs, self._say):
             self._mlflow.log_figure(run_id, figure, sweeps.IMPORTANCES)
         self._mlflow.set_terminated(run_id, status)
+        # Afterwards, so that no second process tells it again.
+        try:
+            self._starter().tell(STATES[status], "; ".join(filter(None, (found.counts, found.summary))))
+        except BatchAIError as error:
+            self._say(f"nobody was told of the end of sweep {self._name}: {error}")
 
     def _show(self, found: Results) -> Row | None:
         """Have the sweep's run say which job is the best, and return that."""
@@ -280,7 +286,7 @@ def main() -> None:
         lock = _lock(sweep)
         if lock is not None:
             with lock:
-                Driver(sweep, lambda: JobStarter(sweep, say).submit, say).run()
+                Driver(sweep, lambda: JobStarter(sweep, say), say).run()
     except BatchAIError as error:
         say(str(error))
         sys.exit(1)

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_batchai import terminal
-from mlflow_batchai.agent.plan import plain
+from mlflow_batchai.agent.plan import Notify, plain
 from mlflow_batchai.client import submitting
 from mlflow_batchai.documents.batchai import settings_from
 from mlflow_batchai.documents.model import secret_values
 from mlflow_batchai.errors import JobError, ParameterError, UsageError
+from mlflow_batchai.follower import notify
 from mlflow_batchai.follower.detached import Submitted
 from mlflow_batchai.job.places import slug
 from mlflow_batchai.sweep import search, sweeps
@@ -128,9 +129,20 @@ class JobStarter:
         ready = submitting.prepare(first.source, parameters, plan.env_manager, self._say, Path(plan.cwd), first)
         ready = submitting.check(ready, self._say)
         name = plan.job_name(number)
-        ready = dataclasses.replace(ready, prepared=dataclasses.replace(ready.prepared, name=name))
+        # The sweep's end is told, not that of each job.
+        quiet = dataclasses.replace(ready.prepared.plan, notify=Notify())
+        ready = dataclasses.replace(ready, prepared=dataclasses.replace(ready.prepared, name=name, plan=quiet))
         experiment = runs.client(sweep.tracking).get_experiment(sweep.experiment_id)
         return submitting.submit(ready, sweep.tracking, experiment, name, tags=sweep.job_tags(number))
+
+    def tell(self, state: str, reason: str) -> None:
+        """Tell those whom the project's ``notify`` names that the sweep has ended."""
+        sweep, prepared = self._sweep, self._first.prepared
+        page = runs.page(sweep.tracking.uri, sweep.experiment_id, sweep.run_id) or ""
+        event = {"job": sweep.plan.name, "runId": sweep.run_id, "state": state, "reason": reason, "runUrl": page}
+        planned = prepared.plan.notify
+        secrets = notify.secrets(planned, {**prepared.secrets, **prepared.told})
+        notify.send(planned, f"sweep {sweep.plan.name}", event, secrets, self._say)
 
 
 def code_hash(ready: submitting.Ready) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import tempfile
@@ -112,15 +111,12 @@ def begin(plan: SweepPlan, tracking: Tracking, experiment_id: str, tags: Mapping
     run_id = str(mlflow.create_run(experiment_id, tags=dict(tags), run_name=plan.name).info.run_id)
     text = json.dumps(asdict(plan), indent=1)
     own = {runs.TAG_MAC: signing.mac(*_signed(run_id, text)), TAG_NAME: plan.name, TAG_SWEEP: run_id}
-    try:
-        mlflow.log_text(run_id, text, PLAN)
-        for name, value in {**own, TAG_JOBS: str(len(plan.combinations))}.items():
-            mlflow.set_tag(run_id, name, value)
-    except BaseException:
-        # The first error is raised, even if the store fails again.
-        with contextlib.suppress(Exception):
-            mlflow.set_terminated(run_id, "FAILED")
-        raise
+    # Until all is there: nobody would end it if this process died.
+    mlflow.update_run(run_id, "FAILED")
+    mlflow.log_text(run_id, text, PLAN)
+    for name, value in {**own, TAG_JOBS: str(len(plan.combinations))}.items():
+        mlflow.set_tag(run_id, name, value)
+    mlflow.update_run(run_id, "RUNNING")
     return Sweep(plan, run_id, experiment_id, tracking)
 
 

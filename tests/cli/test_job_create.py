@@ -213,6 +213,11 @@ def test_nodes_over_ssh_are_not_asked(cli: Cli, job: Write) -> None:
 BAD = {
     "no mapping": ("job.json", '{"properties": [1]}', "job.json: properties must be a mapping"),
     "mounts of no kind": ("job.json", '{"properties": {"mountVolumes": 5}}', "job.json: properties.mountVolumes"),
+    "a masked secret": (
+        "job.json",
+        '{"properties": {"secrets": [{"name": "TOKEN", "value": "**********"}]}}',
+        "job.json: '**********' stands in place of a secret",
+    ),
     "a misspelt key": ("job.json", '{"properties": {"nodeCuont": 1}}', "did you mean nodeCount?"),
 }
 

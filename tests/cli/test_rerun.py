@@ -83,11 +83,16 @@ def test_a_job_that_succeeded_runs_again(cli: Any) -> None:
 
 @pytest.mark.timeout(400)
 def test_a_command_runs_again(cli: Any) -> None:
+    """For another user too, who has seen what runs and trusts it."""
     world = cli.world
     (world.cwd / "train.py").write_text("import sys; print(sys.argv[1:])")
     assert cli("run", "--", "python", "train.py", "--lr", "0.1", "a {b}").code == 0
-    said = cli("job", "rerun", world.last.data.tags["batchai.job"], "-P", "lr=0.2", "--into", "mine")
-    assert said.code == 0 and "['--lr', '0.1', 'a {b}', '--lr', '0.2']" in said.out, said
+    other = {"BATCHAI_HOME": str(world.root / "other")}
+    words = ("job", "rerun", world.last.data.tags["batchai.job"], "-P", "lr=0.2", "--into", "mine", "--trust", "-y")
+    said = cli(*words, **other)
+    assert said.code == 0 and "batchai: code: train.py" in said.err and "['--lr', '0.1', 'a {b}', '--lr', '0.2']" in said.out, (
+        said
+    )
     client = world.client
     (again,) = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
     assert again.data.params == {"lr": "0.2", "arg1": "a {b}"}

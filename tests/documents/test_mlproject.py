@@ -206,7 +206,9 @@ def test_what_is_not_declared_is_passed_on_with_a_notice():
             translate(command, {"epocs": "E"}, "s", extras=["epocs"])
 
 
-@pytest.mark.parametrize("words", ["train.py", "python train.py", "python -u -B train.py", "/bin/bash -e train.sh"])
+@pytest.mark.parametrize(
+    "words", ["train.py", "python train.py", "python -u -B train.py", "/bin/bash -e train.sh", "python3.11 -u -m package.train"]
+)
 def test_of_a_command_that_was_typed_the_scripts_arguments_are_the_parameters(words):
     assert command_entry_point([*words.split(), "--lr", "0.1"]).arguments == {"lr": "0.1"}
 

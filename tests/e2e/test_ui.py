@@ -74,7 +74,6 @@ def test_a_job_while_it_runs_and_after(jobs: Jobs, browser: Browser) -> None:
     browser.see("baseline", "Finished", "val_accuracy", "learning_rate", "2e-4")
     # Of the description, as Markdown is shown.
     browser.page.locator("strong", has_text="succeeded").wait_for(timeout=PATIENCE_MS)
-    browser.picture("run", height=1100)
     browser.open(f"{url[2]}/system-metrics")
     for node in ("node-0", "node-1"):
         browser.see(f"system/{node}")
@@ -146,3 +145,7 @@ def test_the_registered_model(jobs: Jobs, sweep: list[Any], browser: Browser) ->
     reason = jobs.world.client.get_model_version(MODEL, version).description[:25]
     champion.get_by_text(reason).first.wait_for(timeout=PATIENCE_MS)
     browser.picture("model")
+    # Without system metrics, which would be the first that it shows.
+    browser.open(f"/experiments/{jobs.experiment_id}/runs/{best.info.run_id}")
+    browser.see(best.info.run_name, "Finished", f"{MODEL} v{version}")
+    browser.picture("run", height=1100)

@@ -122,7 +122,7 @@ def test_a_users_own_settings_count_where_a_project_has_none(tmp_path, channel, 
     monkeypatch.setenv("KEY", "another")
     monkeypatch.setenv("BATCHAI_SECRET_KEY", TOKEN)
     notify.check(None, {})
-    told = notify.secrets(JobFolder(tmp_path / "share").job, {"OTHER": "x"})
+    told = notify.secrets(None, {"OTHER": "x"})
     assert told == {"KEY": TOKEN}
     assert tell(tmp_path / "c", None, **told) == ""
     assert [path for path, *_ in channel.posts] == ["/own", f"/{TOKEN}"]

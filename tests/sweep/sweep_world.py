@@ -65,6 +65,7 @@ class Toys:
         most: how many had not ended at once.
         failures: number of a job -> how often it can't be started.
         error: what that raises.
+        told: what people were told of the sweep's end.
     """
 
     def __init__(self, mlflow: Any) -> None:
@@ -75,6 +76,7 @@ class Toys:
         self.most = 0
         self.failures: dict[int, int] = {}
         self.error: Exception = ShareError("the share is away")
+        self.told: list[tuple[str, str]] = []
 
     def submit(self, number: int) -> detached.Submitted:
         sweep = self.sweep
@@ -85,6 +87,9 @@ class Toys:
         self.active[number] = add_job(self._mlflow, sweep, number)
         self.most = max(self.most, len(self.active))
         return self.again(number)
+
+    def tell(self, state: str, reason: str) -> None:
+        self.told.append((state, reason))
 
     def again(self, number: int) -> detached.Submitted:
         """A job that runs, as a process that goes on finds it."""

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
+from mlflow.tracking import MlflowClient
 from sweep_world import Toys, add_job, begin, end_job
 
 from mlflow_batchai.agent import protocol
@@ -40,7 +41,7 @@ def drive(sweep: Any, toys: Toys, *pauses: Callable[[], Any]) -> tuple[Results, 
     left = list(pauses)
     toys.sweep = sweep
     sleep = lambda seconds: (left.pop(0) if len(left) > 1 else left[0])()  # noqa: E731
-    Driver(sweep, lambda: toys.submit, print, sleep).run()
+    Driver(sweep, lambda: toys, print, sleep).run()
     seen = sweeps.look(runs.client(sweep.tracking), sweep)
     return judge(sweep.plan, seen.jobs, protocol.now_ms()), seen.status
 
@@ -64,6 +65,22 @@ def test_from_its_start_to_its_end(store, mlflow, toys) -> None:
     assert run.data.tags["mlflow.note.content"] == found.description
     kept = json.loads(Path(mlflow.download_artifacts(sweep.run_id, sweeps.RESULTS)).read_text())
     assert kept == found.data(sweep.run_id, "FAILED")
+    assert toys.told == [("failed", "3 succeeded, 1 failed; best is toy-2 with accuracy 0.9 (lr=0.1, bs=8)")]
+
+
+def test_a_sweep_of_which_not_all_is_there_does_not_run(store, mlflow, monkeypatch) -> None:
+    """Its process may be killed meanwhile, and no other one knows of it."""
+    seen: list[str] = []
+    real = MlflowClient.log_text
+
+    def log_text(client: Any, run_id: str, *what: str) -> None:
+        seen.append(client.get_run(run_id).info.status)
+        real(client, run_id, *what)
+
+    monkeypatch.setattr(MlflowClient, "log_text", log_text)
+    sweep = begin(store)
+    run = mlflow.get_run(sweep.run_id)
+    assert (seen, run.info.status, run.info.end_time) == (["FAILED"], "RUNNING", None)
 
 
 @pytest.mark.parametrize("name", ["toy", "it's", 'a "b"', "n" * 32, "per%cent; é `x` \\"])
@@ -247,6 +264,7 @@ def test_jobs_that_can_not_be_started(store, mlflow, toys, number: int, error: E
     with pytest.raises(KeyError if outcome == "ours" else JobError, match=outcome):
         drive(sweep, toys, toys.end_all)
     assert mlflow.get_run(sweep.run_id).info.status == ("RUNNING" if outcome == "ours" else "FAILED")
+    assert toys.told == ([] if outcome == "ours" else [("failed", outcome.strip("^$"))])
 
 
 @pytest.mark.parametrize("error", [ConnectionError("http://ada:s3cret@server refused"), ShareError("http://server refused")])

@@ -104,7 +104,7 @@ def drive(sweep: Any, toys: Toys, pause: Callable[[], Any], said: list[str] | No
     """Drive it to its end; the parameters of its jobs."""
     toys.sweep = sweep
     say = print if said is None else said.append
-    Driver(sweep, lambda: toys.submit, say, lambda seconds: pause()).run()
+    Driver(sweep, lambda: toys, say, lambda seconds: pause()).run()
     jobs = sweeps.look(runs.client(sweep.tracking), sweep).jobs
     return [sweep.plan.parameters(number, run) for number, run in jobs.items()]
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from notify_channel import Channel
 from sweep_world import plan
 
+from mlflow_batchai.agent.plan import Notify
+from mlflow_batchai.client import submitting
 from mlflow_batchai.errors import BatchAIError, ParameterError
 from mlflow_batchai.storage import objects
 from mlflow_batchai.sweep import starter
@@ -73,3 +77,21 @@ def test_files_are_read_once(project: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (project.parent / "data.csv").write_text("1,2,3")
     check(project)
     assert read[3:] == ["data.csv"]
+
+
+def test_people_are_told_of_the_sweep_and_not_of_each_job(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    channel, submitted, said = Channel(), [], []
+    (project / "batchai.yaml").write_text(f"notify: {{url: '{channel.url}/s3cret', on: [failed]}}")
+    kept = plan(uri=str(project), cwd=str(project.parent), combinations=COMBINATIONS, code=code_hash(check(project)))
+    store = runs.absolute("http://127.0.0.1:1", project.parent)
+    monkeypatch.setattr(submitting, "submit", lambda ready, *_, **__: submitted.append(ready.prepared.plan.notify))
+    monkeypatch.setattr(runs, "client", lambda tracking: SimpleNamespace(get_experiment=str))
+    made = JobStarter(Sweep(kept, "id", "0", store), said.append)
+    made.submit(1)
+    assert submitted == [Notify()]
+    for state in ("succeeded", "failed"):
+        made.tell(state, "2 succeeded, 1 failed")
+    channel.close()
+    ((path, _, body),) = channel.posts
+    assert path == "/s3cret" and said == [] and body["text"].startswith("sweep toy failed http://127.0.0.1:1/#/experiments/0/")
+    assert body["text"].endswith("\n```\n2 succeeded, 1 failed\n```")

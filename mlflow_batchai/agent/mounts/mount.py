@@ -36,13 +36,15 @@ _SIGNATURE = re.compile(r"(\bsig=)[^&\s\"']+")
 
 
 class Mask:
-    """Takes secrets out of what commands say."""
+    """Takes secrets out of what commands say; what is shorter than ``shortest`` stays: it would be parts of words."""
 
-    def __init__(self, secrets: Iterable[str]) -> None:
+    def __init__(self, secrets: Iterable[str], shortest: int = 6) -> None:
         found: set[str] = set()
         for secret in secrets:
             found |= {secret, *parse_qs(secret).get("sig", [])}
-        spelled = {form for secret in found for form in (secret, quote(secret, safe=""), unquote(secret)) if len(form) > 5}
+        spelled = {
+            form for secret in found for form in (secret, quote(secret, safe=""), unquote(secret)) if len(form) >= shortest
+        }
         self._spelled = sorted(spelled, key=len, reverse=True)
 
     def __call__(self, text: str) -> str:

@@ -118,7 +118,7 @@ def test_secrets_are_masked() -> None:
         "key a+key/of== a%2Bkey%2Fof%3D%3D ab%2Bcd%3D ab+cd= GET https://x/?sv=2024&sp=rl&sig=ab%2Bcd%3D&se=1 and sig=other"
     )
     assert said == "key *** *** *** *** GET https://x/?***&se=1 and sig=***"
-    assert Mask([""])("nothing") == "nothing"
+    assert Mask(["", "no"])("nothing") == "nothing"
 
 
 @pytest.mark.parametrize("point", ["", ".5", ".123", ".1234567"])
