@@ -109,6 +109,7 @@ class JobOptions:
         exclude: patterns of files in output directories that don't.
         umask: the ranks'.
         notify: where news of the end go; None: as the user's config.yaml has it.
+        scheduler_options: as in the plan.
     """
 
     retries: int = 0
@@ -121,6 +122,7 @@ class JobOptions:
     exclude: tuple[str, ...] = ()
     umask: str = "077"
     notify: Notify | None = None
+    scheduler_options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -253,6 +255,7 @@ def plan_job(program: Program, properties: JobProperties, document: SpecModel, c
         artifacts=Artifacts(program.options.checkpoints, tuple(program.options.exclude)),
         model=program.model,
         notify=program.options.notify,
+        scheduler_options=program.options.scheduler_options,
     )
     warnings += _undefined(properties, program.command, source)
     secrets = {entry.name: _secret(entry, source) for entry in properties.secrets}

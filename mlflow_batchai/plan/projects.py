@@ -154,6 +154,7 @@ def prepare(
             exclude=config.artifacts.exclude,
             umask=config.umask,
             notify=config.notify.planned if config.notify else None,
+            scheduler_options=config.slurm.words,
         ),
     )
     planned = plan_job(program, properties, config, cluster, source)

@@ -47,7 +47,10 @@ def prepare(document: JobDocument, name: str, cluster: Cluster, source: str, job
             *notices,
             f"{source}: properties.schedulingPriority plays no part: jobs start in the order in which they came",
         ]
-    program = dataclasses.replace(_program(properties, container), options=job_options or JobOptions())
+    program = dataclasses.replace(
+        _program(properties, container),
+        options=dataclasses.replace(job_options or JobOptions(), scheduler_options=document.slurm.words),
+    )
     if (least := program.options.min_nodes) and least > (properties.node_count or 1):
         raise DocumentError(f"{source}: --min-nodes {least} is more than properties.nodeCount ({properties.node_count or 1})")
     planned = plan_job(program, properties, document, cluster, source)
