@@ -265,11 +265,14 @@ class ClusterDocument(SshKeys, SlurmKeys):
             raise wrong("has mountedAt, which needs mount: bind")
         if self.credentials and not (self.share or "").startswith(("https://", "http://")):
             raise wrong("has credentials, which belong to an Azure share (share: https://ACCOUNT.file.core.windows.net/SHARE)")
-        own = keys_of(KEYS_OF[self.engine]) if self.engine in KEYS_OF else {}
+        owners: dict[str, list[Engine]] = {}
         for engine, keys in KEYS_OF.items():
-            given = [key for key, name in keys_of(keys).items() if name in self.model_fields_set and key not in own]
-            if given:
-                raise wrong(f"has {given[0]}, which needs engine: {engine.value}")
+            for key, name in keys_of(keys).items():
+                if name in self.model_fields_set:
+                    owners.setdefault(key, []).append(engine)
+        for key, engines in owners.items():
+            if self.engine not in engines:
+                raise wrong(f"has {key}, which needs engine: {' or '.join(engine.value for engine in engines)}")
         if self.engine is Engine.SSH:
             self._check_ssh()
         if self.engine is Engine.SLURM and (self.share or "http").startswith("http"):

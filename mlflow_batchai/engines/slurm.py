@@ -16,7 +16,7 @@ import shlex
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from mlflow_batchai.agent import protocol
@@ -35,8 +35,8 @@ POLL_SECONDS, ASK_SECONDS = 8.0, 30.0
 CANCEL_SECONDS = 90.0
 # The longest limit that Batch AI had, and what a job has that names none: the partition's own holds then.
 WEEK_SECONDS = 7 * 86400.0
-# On the control share: the agent, and what Slurm's jobs print.
-FOLDER = ".batchai/slurm"
+# On the control share, for each user: the agent, what Slurm's jobs print, and secrets until a job starts.
+FOLDER = ".batchai/slurm-"
 KEPT_DAYS = 30
 _MARK = re.compile(r"batchai-(\w+)-(\d+)$")
 
@@ -61,8 +61,8 @@ boot["in_slurm"](data, *sys.argv[3:])
 """
 # --no-kill and --kill-on-bad-exit=0: node 0's agent has to outlive the others, to give the verdict.
 _STEP = ("srun", "--ntasks-per-node=1", "--kill-on-bad-exit=0", "--wait=0", "--no-kill", "--mpi=none", "--cpu-bind=none")
-# Writes a file that only its user can read; its words: folder, name.
-_STORE = 'umask 077; mkdir -p -- "$1" && cat > "$1/$2.$$" && mv -f -- "$1/$2.$$" "$1/$2"'
+# Writes a file that only its user can read, in a folder that only he can change; its words: folder, name.
+_STORE = 'umask 077; mkdir -p -- "$1" && [ -O "$1" ] && chmod 700 -- "$1" && cat > "$1/$2.$$" && mv -f -- "$1/$2.$$" "$1/$2"'
 
 
 class Runner(Protocol):
@@ -153,6 +153,7 @@ def script_of(agent: Sequence[str], root: str, python: str, secrets: str) -> str
 # With it, srun gives its tasks no PATH.
 unset SLURM_EXPORT_ENV
 exec < {hidden}
+[ -O /dev/stdin ] || exit 1
 rm -f {hidden}
 {step} {shlex.join(agent)}
 code=$?
@@ -197,7 +198,7 @@ def build(site: Site) -> Slurm:
     if document.login:
         target = resolve(document.login, key_file=document.key_file, known_hosts=document.known_hosts, jump=document.jump_host)
         runner, user = Connection(dataclasses.replace(target, noun="login node")), target.user
-    return Slurm(site.cluster, document, site.nodes, site.share, document.root or f"/var/tmp/batchai-{user}", runner)
+    return Slurm(site.cluster, document, site.nodes, site.share, user, runner, site.identity)
 
 
 class Slurm:
@@ -206,19 +207,31 @@ class Slurm:
     Args:
         nodes: the most that a job may have, whatever the partition has.
         share: the control share's path on the nodes, and where Slurm's commands run.
-        root: folder of our jobs on each node's own disk.
+        user: whose jobs they are in Slurm.
+        identity: the control share's: reading it makes what all users have there.
     """
 
-    poll_seconds = 5.0
+    # Each question costs a controller that all users share.
+    poll_seconds = 10.0
 
-    def __init__(self, cluster: str, document: ClusterDocument, nodes: int, share: str, root: str, runner: Runner) -> None:
+    def __init__(
+        self,
+        cluster: str,
+        document: ClusterDocument,
+        nodes: int,
+        share: str,
+        user: str,
+        runner: Runner,
+        identity: Callable[[], str],
+    ) -> None:
         self.node_limit = nodes
         self._cluster = cluster
         self._document = document
         self._share = share
-        self._root = root
+        self._root = document.root or f"/var/tmp/batchai-{user}"
         self._runner = runner
-        self._folder = f"{share}/{FOLDER}"
+        self._identity = identity
+        self._folder = f"{share}/{FOLDER}{user}"
 
     def check(self, node_count: int, needs: Needs | None = None) -> CheckResult:
         if needs and needs.container and self._document.containers != "ignore":
@@ -247,6 +260,7 @@ class Slurm:
     def submit(self, request: StartRequest) -> Handle:
         self._test(request.node_count, request.terms)
         name = _name(request)
+        self._identity()
         with contextlib.ExitStack() as undo:
             undo.callback(self._forget, name)
             self._store(name, json.dumps(dict(request.secrets)).encode())

@@ -136,13 +136,14 @@ class SlurmSite(Site):
 
     def another_process(self, nodes: int = 2):
         keys = {"engine": "slurm", "share": str(self.share.root), "agentPython": sys.executable, "exclusive": True}
+        keys["root"] = str(self.root / "node roots")
         self.runners.append(Here())
         if self.login:
             node = self.login[0]
             address = f"{node.user}@{node.address}:{node.port}"
             self.runners[-1] = Connection(resolve(address, key_file=node.key_file, known_hosts=node.known_hosts))
         document = parse_cluster(keys, "c.yaml")[0]
-        return Slurm("c", document, nodes, str(self.share.root), str(self.root / "node roots"), self.runners[-1])
+        return Slurm("c", document, nodes, str(self.share.root), "me", self.runners[-1], lambda: identify(self.share))
 
     def node_root(self, index: int, handle: dict | None = None) -> Path:
         return self.root / "node roots" / str(handle["ticket"]) / str(index)
