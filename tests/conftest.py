@@ -14,6 +14,7 @@ from command_line import Cli
 from hypothesis import settings
 from mlflow_server import MlflowServer
 from slow import SLOW
+from slurm_daemons import SlurmDaemons, slurm_daemons
 from sshd import SshNodes, ssh_nodes
 from world import World, argv, make_store
 
@@ -58,6 +59,13 @@ def agent_pyz(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ssh_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshNodes]:
     """Four SSH servers for one test module; a test that stops one starts it again."""
     with ssh_nodes(tmp_path_factory.mktemp("ssh")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[SlurmDaemons]:
+    """A Slurm of four nodes for one test module; a test that stops a daemon starts it again."""
+    with slurm_daemons() as made:
         yield made
 
 

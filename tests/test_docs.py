@@ -82,7 +82,7 @@ def test_commands_run(command: str, world: Any) -> None:
 
 
 def test_documents_parse() -> None:
-    small, settings, batchai, faults, cluster, over_ssh, on_azure = blocks("yaml")
+    small, settings, batchai, faults, cluster, over_ssh, on_slurm, on_azure = blocks("yaml")
     document, warnings = parse_batchai(load_text(small, "README"), "README")
     assert warnings == [] and document.properties.node_count == 2
     known, warnings = parse(SettingsFile, load_text(settings, "README"), "README")
@@ -95,9 +95,17 @@ def test_documents_parse() -> None:
     assert warnings == [] and found.nodes == 4
     found, warnings = parse_cluster(load_text(over_ssh, "README"), "README")
     assert warnings == [] and found.nodes == 3
+    found, warnings = parse_cluster(load_text(on_slurm, "README"), "README")
+    assert warnings == [] and found.words == (
+        "--partition=gpu",
+        "--account=vision",
+        "--qos=normal",
+        "--gres=gpu:a100:4",
+        "--constraint=ib",
+    )
     found, warnings = parse_cluster(load_text(on_azure, "README"), "README")
     assert warnings == [] and (found.mount, found.containers) == ("bind", "run")
-    named = {key for text in (cluster, over_ssh, on_azure) for key in load_text(text, "README")}
+    named = {key for text in (cluster, over_ssh, on_slurm, on_azure) for key in load_text(text, "README")}
     batch_ais = {key for key, name in keys_of(ClusterDocument).items() if name in BATCH_AIS}
     assert set(keys_of(ClusterDocument)) - batch_ais == named, "our keys of a cluster document stand in the guides"
 
@@ -125,6 +133,7 @@ REFERENCE_ONLY = (
     "artifacts",
     "umask",
     "notify",
+    "slurm",
 )
 
 

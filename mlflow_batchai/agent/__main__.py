@@ -48,6 +48,10 @@ def main(arguments: list[str]) -> int:
         from mlflow_batchai.horovod_wheel import builder
 
         return builder.main(rest)
+    if verb == "remove":
+        from mlflow_batchai.agent import staging
+
+        return staging.main(rest)
     sys.stderr.write(f"agent.pyz: unknown verb {json.dumps(verb)}\n")
     return 2
 

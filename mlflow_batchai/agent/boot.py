@@ -24,8 +24,7 @@ class FolderError(Exception):
 
 def main() -> None:
     """Check the folder and the archive, then run it."""
-    if sys.version_info < (3, 9):
-        sys.exit("%s is Python %s; install 3.9 or newer" % (sys.executable, sys.version.split()[0]))
+    _check_python()
     root, name, sha256 = sys.argv[1:4]
     try:
         folder = own_folder(os.path.join(own_folder(os.path.expanduser(root)), "agents"))
@@ -43,6 +42,32 @@ def main() -> None:
         sys.exit("the archive is to be sent to %s" % archive)
     # Not in this process: who looks at the machine's processes shall see what runs, not this text.
     os.execv(sys.executable, [sys.executable, "-I", "-S", archive, *sys.argv[4:]])
+
+
+def in_slurm(data: bytes, root: str, *arguments: str) -> None:
+    """Run the agent as a task of a Slurm step, in a folder below ``root`` that only this job has on this node.
+
+    Args:
+        data: the archive, checked.
+    """
+    _check_python()
+    number = os.environ["SLURM_NODEID"]
+    try:
+        own = os.path.join(own_folder(os.path.expanduser(root)), os.environ["SLURM_JOB_ID"], number)
+        archive = os.path.join(own_folder(own), "agent.pyz")
+        with open(archive, "wb") as file:
+            file.write(data)
+    except (FolderError, OSError) as error:
+        sys.exit(str(error))
+    # Slurm sets it where it gave the job GPUs; others of the node are not ours, even if nothing hides them.
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+    words = ["--granted", "--node=" + number, "--name=" + os.environ.get("SLURMD_NODENAME", ""), "--root=" + own]
+    os.execv(sys.executable, [sys.executable, "-I", "-S", archive, "agent", *arguments, *words])
+
+
+def _check_python() -> None:
+    if sys.version_info < (3, 9):
+        sys.exit("%s is Python %s; install 3.9 or newer" % (sys.executable, sys.version.split()[0]))
 
 
 def own_folder(path: str) -> str:

@@ -308,6 +308,7 @@ class Plan:
         secret_names: variables of the document's secrets.
         secret_variables: all variables that agents are told and that stand nowhere.
         wheels: path on the share -> SHA-256 of the Horovod wheels that nodes may install.
+        scheduler_options: of a cluster with a scheduler, in its words.
         segment: Batch AI's ``jobOutputDirectoryPathSegment``.
         folder: the job folder on the control share.
         attempt, retries_left: of the attempt, not in the file.
@@ -360,6 +361,7 @@ class Plan:
     model: Optional[Model] = None
     notify: Optional[Notify] = None
     rerun: Optional[Rerun] = None
+    scheduler_options: tuple[str, ...] = ()
     name: str = ""
     cluster: str = ""
     workspace: str = "default"

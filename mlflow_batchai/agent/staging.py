@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import shlex
 import socket
+import sys
 from collections.abc import Mapping
 
 from mlflow_batchai.agent import permissions
@@ -58,6 +60,16 @@ def remove_job_folder(folder: str) -> str:
         mountpoints.unmount(mounted.point)
     left = mountpoints.remove_tree(folder)
     return f"{folder} can't be removed ({left})" if left else ""
+
+
+def main(arguments: list[str]) -> int:
+    """``remove FOLDER``: of a job that Slurm ran on this node."""
+    (folder,) = arguments
+    left = remove_job_folder(folder)
+    with contextlib.suppress(OSError):  # another node of the job has its folder there too
+        os.rmdir(os.path.dirname(folder))
+    sys.stderr.write(f"{left}\n" if left else "")
+    return 0
 
 
 def fetch_code(layout: NodeLayout) -> None:

@@ -75,6 +75,11 @@ class Cluster:
         return _kind(self.document, self.name).on_this_machine
 
     @property
+    def has_scheduler(self) -> bool:
+        """Whether somebody else decides which jobs get its nodes: see ``engines.registry.EngineKind``."""
+        return _kind(self.document, self.name).has_scheduler
+
+    @property
     def scalable(self) -> Scalable:
         """Its engine, to count its nodes and to say which take jobs; NotSupportedError if it can't."""
         if not isinstance(self.engine, Scalable):

@@ -48,7 +48,7 @@ def create(
     try:
         records.save(name, record)
         try:
-            made = scaling.apply(cluster, settings)
+            made = scaling.apply(cluster, settings) if settings else clusters.load(name)[0]
         except ClusterError as error:
             # Of machines: the cluster is there, and they are unusable until they can be asked.
             say(str(error))
@@ -61,11 +61,11 @@ def create(
     return made
 
 
-def _settings(cluster: Cluster) -> ScaleSettings:
-    """Scale settings from the document; without them all nodes."""
+def _settings(cluster: Cluster) -> ScaleSettings | None:
+    """Scale settings from the document; without them all nodes, None where a scheduler has them."""
     written = cluster.document.scale_settings
     if written and written.auto_scale:
         return scaling.automatic(cluster, written.auto_scale.minimum_node_count, written.auto_scale.maximum_node_count)
     if written and written.manual:
         return scaling.manual(cluster, written.manual.target_node_count, written.manual.node_deallocation_option)
-    return scaling.manual(cluster, cluster.engine.node_limit)
+    return None if cluster.has_scheduler else scaling.manual(cluster, cluster.engine.node_limit)

@@ -110,6 +110,8 @@ def waits(job: Job) -> Waits:
         ours = _reservation(job, census)
         if ours is None:
             return Waits((), WAITING)
+        if ours.why:
+            return Waits((), f"queued: {ours.why}")
         before = [other for other in census.reservations if other.number < ours.number and set(other.nodes) & set(ours.nodes)]
         if names := tuple(name_of(cluster.share, reservation) for reservation in before):
             return Waits(names, f"queued behind {', '.join(names)}")
@@ -204,6 +206,11 @@ def automatic(cluster: Cluster, minimum: int, maximum: int) -> ScaleSettings:
 
 
 def _check_size(cluster: Cluster, count: int) -> None:
+    if cluster.has_scheduler:
+        engine = cluster.document.engine.value
+        raise ClusterError(
+            f"cluster '{cluster.name}': {engine} decides how many nodes there are and who gets them; nothing to set"
+        )
     if count > MOST_NODES:
         raise UsageError(f"a cluster has at most {MOST_NODES} nodes")
     if not cluster.on_this_machine and count > cluster.engine.node_limit:

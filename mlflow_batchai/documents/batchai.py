@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from mlflow_batchai.documents import metric_rules
-from mlflow_batchai.documents.common import NotifySettings
+from mlflow_batchai.documents.common import NotifySettings, SlurmSettings
 from mlflow_batchai.documents.fields import (
     Count,
     Name,
@@ -189,7 +189,8 @@ class BatchaiFile(SpecModel):
     ``relay_deadline`` is for how long a tracking server that is away is waited for once the job has ended. ``umask`` is the
     ranks'. ``ranks`` says whether what ranks but 0 say by ``mlflow.*`` is kept.
     ``system_metrics`` is how often nodes are sampled for their system metrics in the job's first hour: a duration, true (every
-    10 s) or false (0); None: as MLflow's own switch says. ``notify`` is where news of the end go; None: as config.yaml has it.
+    10 s) or false (0); None: as MLflow's own switch says. ``slurm`` has what a cluster of that engine is asked for besides.
+    ``notify`` is where news of the end go; None: as config.yaml has it.
     """
 
     cluster: NonEmpty | None = None
@@ -210,6 +211,7 @@ class BatchaiFile(SpecModel):
     notify: NotifySettings | None = None
     wait: bool = True
     stage: Annotated[tuple[NonEmpty, ...], distinct("staged parameter")] = ()
+    slurm: SlurmSettings = SlurmSettings()
     cache_preparation: Annotated[bool | tuple[NonEmpty, ...], BeforeValidator(_yes_or_files)] = False
 
     @field_serializer("system_metrics", when_used="json")

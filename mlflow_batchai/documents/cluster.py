@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from mlflow_batchai.documents.common import EnvironmentVariable, MountVolumes, ResourceId, Secret, SecretReference, check_names
+from mlflow_batchai.documents.common import (
+    EnvironmentVariable,
+    MountVolumes,
+    ResourceId,
+    Secret,
+    SecretReference,
+    SlurmSettings,
+    check_names,
+)
 from mlflow_batchai.documents.fields import (
     MOST_NODES,
     AnyCase,
@@ -18,6 +27,7 @@ from mlflow_batchai.documents.fields import (
     NodeCount,
     NonEmpty,
     PathText,
+    Seconds,
     SecretText,
     Whole,
     distinct,
@@ -161,6 +171,8 @@ class HostEntry(SpecModel):
 
 def _nodes(earlier: dict[str, Any]) -> int:
     """Nodes where the document doesn't say: its manual target, its automatic maximum, else two."""
+    if earlier.get("engine") is Engine.SLURM:
+        return MOST_NODES  # Slurm knows
     scale: ScaleSettings | None = None if earlier.get("hosts") else earlier.get("scale_settings")
     if scale and scale.manual:
         return scale.manual.target_node_count or DEFAULT_NODES
@@ -169,12 +181,9 @@ def _nodes(earlier: dict[str, Any]) -> int:
     return len(earlier.get("hosts") or ()) or DEFAULT_NODES
 
 
-class SshKeys(SpecModel):
-    """Keys that a cluster document has only with ``engine: ssh``."""
+class RemoteKeys(SpecModel):
+    """Keys of clusters whose nodes are other machines."""
 
-    hosts: Annotated[tuple[HostEntry, ...], Field(max_length=MOST_NODES), distinct("host", lambda entry: entry.host)] = ()
-    user: NonEmpty | None = None
-    port: Port | None = None
     key_file: NonEmpty | None = None
     known_hosts: NonEmpty | None = None
     jump_host: NonEmpty | None = None
@@ -183,11 +192,27 @@ class SshKeys(SpecModel):
     share_on_nodes: Annotated[str, matching(r"/[^\0]*", "be an absolute path")] | None = None
 
 
-# The keys that only one engine has.
-KEYS_OF: Mapping[Engine, type[SpecModel]] = {Engine.SSH: SshKeys}
+class SshKeys(RemoteKeys):
+    """Keys that a cluster document has only with ``engine: ssh``."""
+
+    hosts: Annotated[tuple[HostEntry, ...], Field(max_length=MOST_NODES), distinct("host", lambda entry: entry.host)] = ()
+    user: NonEmpty | None = None
+    port: Port | None = None
 
 
-class ClusterDocument(SshKeys):
+class SlurmKeys(SlurmSettings, RemoteKeys):
+    """Keys that a cluster document has only with ``engine: slurm``."""
+
+    login: NonEmpty | None = None
+    exclusive: bool = False
+    time_margin: Seconds = timedelta(minutes=10)
+
+
+# The keys that only some engines have.
+KEYS_OF: Mapping[Engine, type[SpecModel]] = {Engine.SSH: SshKeys, Engine.SLURM: SlurmKeys}
+
+
+class ClusterDocument(SshKeys, SlurmKeys):
     """A named set of nodes. Nothing is required: an empty document is a local cluster of two nodes.
 
     Batch AI's keys may stand under ``properties`` or beside our own; both read the same
@@ -196,7 +221,9 @@ class ClusterDocument(SshKeys):
     written: a directory, or the address of an Azure file share, for which ``credentials`` stand here or in the
     environment. With ``engine: ssh`` the nodes are ``hosts``, ``share`` is where this machine has the control share,
     ``shareOnNodes`` where they have it (default: at the same path), ``root`` a folder on each node's own disk and
-    ``agentPython`` what runs the agent there.
+    ``agentPython`` what runs the agent there. With ``engine: slurm`` the nodes are those that Slurm gives: its commands run
+    here, or on the node ``login`` over SSH; ``root`` has a folder for each job, ``timeMargin`` is what Slurm's time limit is
+    longer than the job's, and ``nodes`` the most that a job may have (absent: as many as Slurm allows).
 
     ``mount`` says how nodes mount Azure file shares: as a ``folder`` of the control share that stands for them, by
     ``rclone`` (HTTPS), by ``cifs`` (SMB), or ``bind``: they have them mounted already, at the folders that ``mountedAt``
@@ -238,12 +265,18 @@ class ClusterDocument(SshKeys):
             raise wrong("has mountedAt, which needs mount: bind")
         if self.credentials and not (self.share or "").startswith(("https://", "http://")):
             raise wrong("has credentials, which belong to an Azure share (share: https://ACCOUNT.file.core.windows.net/SHARE)")
+        owners: dict[str, list[Engine]] = {}
         for engine, keys in KEYS_OF.items():
-            given = [key for key, name in keys_of(keys).items() if name in self.model_fields_set]
-            if given and engine is not self.engine:
-                raise wrong(f"has {given[0]}, which needs engine: {engine.value}")
+            for key, name in keys_of(keys).items():
+                if name in self.model_fields_set:
+                    owners.setdefault(key, []).append(engine)
+        for key, engines in owners.items():
+            if self.engine not in engines:
+                raise wrong(f"has {key}, which needs engine: {' or '.join(engine.value for engine in engines)}")
         if self.engine is Engine.SSH:
             self._check_ssh()
+        if self.engine is Engine.SLURM and (self.share or "http").startswith("http"):
+            raise wrong("has engine: slurm, which needs share: a folder that Slurm's nodes and this machine see")
         return self
 
     def _check_ssh(self) -> None:

@@ -57,6 +57,30 @@ def check_names(variables: tuple[EnvironmentVariable, ...], secrets: tuple[Secre
     refuse_repeats(names, "environment variable or secret")
 
 
+SchedulerOption = Annotated[
+    str,
+    matching(
+        r"-(?!-(array|wait|test-only|wrap|parsable)\b)[^\0\n]*", "be an option of sbatch for one job, such as --constraint=ib"
+    ),
+]
+
+
+class SlurmSettings(SpecModel):
+    """What Slurm is asked for besides nodes: of a cluster, or (``slurm`` in a job's documents) over that for one job."""
+
+    partition: NonEmpty | None = None
+    account: NonEmpty | None = None
+    qos: NonEmpty | None = None
+    gres: NonEmpty | None = None
+    options: tuple[SchedulerOption, ...] = ()
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Options of sbatch."""
+        given = {"partition": self.partition, "account": self.account, "qos": self.qos, "gres": self.gres}
+        return (*(f"--{name}={value}" for name, value in given.items() if value), *self.options)
+
+
 NAMED_SECRET = re.compile(r"\$\{(\w+)\}")
 # An address that is no secret itself: it names some, and has a host besides.
 PUBLIC_URL = re.compile(r"(?:https?://[^\s/?#@$]+/)?(?:\$\{\w+\}/?)+")

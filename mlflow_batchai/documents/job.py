@@ -8,7 +8,15 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, model_validator
 from pydantic.alias_generators import to_camel
 
-from mlflow_batchai.documents.common import EnvironmentVariable, MountVolumes, ResourceId, Secret, SecretReference, check_names
+from mlflow_batchai.documents.common import (
+    EnvironmentVariable,
+    MountVolumes,
+    ResourceId,
+    Secret,
+    SecretReference,
+    SlurmSettings,
+    check_names,
+)
 from mlflow_batchai.documents.fields import (
     AnyCase,
     Duration,
@@ -248,10 +256,11 @@ FRAMEWORKS = {
 
 
 class JobDocument(SpecModel):
-    """A whole job file."""
+    """A whole job file; ``slurm`` is ours: what a cluster of that engine is asked for besides."""
 
     meaningless: ClassVar[frozenset[str]] = JobProperties.meaningless
     properties: JobProperties
+    slurm: SlurmSettings = SlurmSettings()
 
 
 def parse_job(data: object, source: str) -> tuple[JobDocument, list[str]]:

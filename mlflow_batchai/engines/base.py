@@ -38,6 +38,7 @@ class Poll(NamedTuple):
         nodes: index -> one sentence on that node, of those that are gone or unknown.
         frozen: indexes of the nodes whose agents live and were stopped.
         failures: index -> why an agent had to give up the share, which it can't say there: a ``failed`` record.
+        started: whether agents run, or ran; False: the scheduler has given the job no nodes yet.
     """
 
     state: PollState
@@ -47,14 +48,27 @@ class Poll(NamedTuple):
     nodes: Mapping[int, str] = MappingProxyType({})
     frozen: tuple[int, ...] = ()
     failures: Mapping[int, Record] = MappingProxyType({})
+    started: bool = True
 
     def of(self, node: int) -> str:
         """State of a node, as far as known."""
         return self.nodes.get(node, self.detail)
 
 
+class Terms(NamedTuple):
+    """What a scheduler is told of a job, besides how many nodes it wants.
+
+    Attributes:
+        seconds: the job's time limit; 0: none.
+        options: the scheduler's own, in its words.
+    """
+
+    seconds: float = 0.0
+    options: Sequence[str] = ()
+
+
 class Needs(NamedTuple):
-    """Requirements of a job on a node besides a Python, from its plan.
+    """Requirements of a job, from its plan.
 
     Attributes:
         volumes: those to mount.
@@ -65,6 +79,7 @@ class Needs(NamedTuple):
     volumes: Sequence[Volume]
     container: Container | None
     python: str
+    terms: Terms = Terms()
 
 
 @dataclass(frozen=True)
@@ -92,6 +107,7 @@ class StartRequest(NamedTuple):
         attempt: from 1.
         node_count: nodes wanted, all or none.
         secrets: what agents are told on their standard input and nowhere else (``agent/agent.py``).
+        terms: for a scheduler.
     """
 
     job: str
@@ -100,6 +116,7 @@ class StartRequest(NamedTuple):
     attempt: int
     node_count: int
     secrets: Mapping[str, Any]
+    terms: Terms = Terms()
 
     def __repr__(self) -> str:
         return f"StartRequest({self.mark!r}, {self.folder!r}, {self.node_count})"

@@ -31,6 +31,7 @@ class Reservation(NamedTuple):
         folder: the job folder on the control share, empty if an earlier version took the reservation.
         nodes: indexes of its nodes in the cluster.
         started: whether it has all its nodes.
+        why: why it waits, in a scheduler's words.
     """
 
     number: int
@@ -38,6 +39,7 @@ class Reservation(NamedTuple):
     folder: str
     nodes: tuple[int, ...]
     started: bool
+    why: str = ""
 
 
 class Place(NamedTuple):

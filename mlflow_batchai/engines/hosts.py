@@ -79,9 +79,10 @@ class Hosts:
 
     def _lack(self, node: Node, needs: Needs | None) -> tuple[str, dict[str, set[str]]]:
         """What a node lacks for a job: a sentence, or nothing; and the tools that can be sent to it, as in ``CheckResult``."""
-        if needs is None:
+        if needs is None or not (needs.volumes or needs.container):
             return "", {}
-        said = node.machine.ask("needs", **plain(needs._asdict()))
+        asked = {"volumes": needs.volumes, "container": needs.container, "python": needs.python}
+        said = node.machine.ask("needs", **plain(asked))
         lack = f"{node.machine.title}: {said['trouble']}" if said["trouble"] else ""
         return lack, {tool: {said["machine"]} for tool in said["lacking"]}
 

@@ -47,11 +47,13 @@ class EngineKind:
         module: has ``build(site: Site) -> Engine``; it is imported when a cluster needs it.
         on_this_machine: whether its nodes are this machine, cut into as many as a person wants: they belong to no other
             cluster, and divide the machine's GPUs.
+        has_scheduler: whether its nodes are given by a scheduler that has other users, too.
         uses: fields of Batch AI's document that mean something to it, and nothing to most engines.
     """
 
     module: str
     on_this_machine: bool = False
+    has_scheduler: bool = False
     uses: tuple[str, ...] = ()
 
     def build(self, site: Site) -> Engine:
@@ -67,6 +69,7 @@ class EngineKind:
 ENGINES = {
     "local": EngineKind("mlflow_batchai.engines.local_hosts", on_this_machine=True),
     "ssh": EngineKind("mlflow_batchai.engines.ssh_hosts", uses=("user_account_settings",)),
+    "slurm": EngineKind("mlflow_batchai.engines.slurm", has_scheduler=True),
 }
 DEFAULT = "local"
 

@@ -15,6 +15,7 @@ from mlflow_batchai.follower.detached import Submitted, start_follower
 from mlflow_batchai.job import signing
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.states import failed_verdict
+from mlflow_batchai.plan.prepared import terms_of
 from mlflow_batchai.storage import Share
 from mlflow_batchai.tracking import runs
 from mlflow_batchai.tracking.runs import Tracking
@@ -51,7 +52,9 @@ def start_agents(job: Job, cluster: Cluster, agent_secrets: Mapping[str, Any]) -
     mark = protocol.job_mark(job.plan.job, job.attempt)
     # Agents obey these two records, and no others that may lie in their place.
     digests = {"plan": job.plan_digest, "attempt": job.terms_digest}
-    request = StartRequest(job.plan.job, mark, job.folder, job.attempt, job.node_count, {**agent_secrets, **digests})
+    request = StartRequest(
+        job.plan.job, mark, job.folder, job.attempt, job.node_count, {**agent_secrets, **digests}, terms_of(job.plan)
+    )
     with contextlib.ExitStack() as undo:
         handle = cluster.engine.submit(request)
         undo.callback(_end_agents, cluster, handle)

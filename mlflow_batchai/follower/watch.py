@@ -130,7 +130,7 @@ class Watch:
             return
         if snapshot.requests:
             self._asked_since = now if self._asked_since is None else self._asked_since
-            if now - self._asked_since > self._patience():
+            if not poll.started or now - self._asked_since > self._patience():
                 # Without a handle its submitter died before it had started every agent: those that came have been told.
                 try:
                     if self._handle:

@@ -24,7 +24,7 @@ from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.documents.model import MASK
 from mlflow_batchai.engines.base import NodeCommand, StartRequest
 from mlflow_batchai.job.places import segment as place_of
-from mlflow_batchai.plan.prepared import Prepared
+from mlflow_batchai.plan.prepared import Prepared, terms_of
 
 JOB, RUN = "<job id>", "<run id>"
 
@@ -40,7 +40,7 @@ def describe(prepared: Prepared, cluster: Cluster, workspace: str, experiment: s
     segment = place_of(workspace, experiment, prepared.name, JOB)
     folder = "/".join(part for part in (prepared.plan.folder_prefix, segment) if part)
     plan = replace(prepared.plan, job=JOB, run_id=RUN, segment=segment, folder=folder)
-    request = StartRequest(JOB, protocol.job_mark(JOB, 1), folder, 1, plan.node_count, {})
+    request = StartRequest(JOB, protocol.job_mark(JOB, 1), folder, 1, plan.node_count, {}, terms_of(plan))
     commands = cluster.engine.render(request)
     files = [*prepared.code, *prepared.inputs, *prepared.tools]
     return {

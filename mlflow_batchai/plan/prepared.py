@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from mlflow_batchai.agent.plan import Plan
 from mlflow_batchai.agent.plan import Tool as SentTool
-from mlflow_batchai.engines.base import Needs
+from mlflow_batchai.engines.base import Needs, Terms
 from mlflow_batchai.errors import ClusterError
 from mlflow_batchai.storage.objects import StagedFile, hash_file
 
@@ -60,12 +60,15 @@ def rclone(machines: Collection[str]) -> Tool:
     return Tool(StagedFile("rclone", path, sha256, 0o755, size=size), here)
 
 
-def needs_of(plan: Plan) -> Needs | None:
-    """Tools that a plan needs and not every node has, or None."""
+def needs_of(plan: Plan) -> Needs:
+    """What a job asks of a cluster besides nodes."""
     volumes = tuple(volume for volume in plan.volumes if volume.kind != "link")
-    if not volumes and not plan.container:
-        return None
-    return Needs(volumes, plan.container, plan.python)
+    return Needs(volumes, plan.container, plan.python, terms_of(plan))
+
+
+def terms_of(plan: Plan) -> Terms:
+    """What a scheduler is told of a job."""
+    return Terms(plan.max_wall_clock_seconds, plan.scheduler_options)
 
 
 @dataclass(frozen=True)
@@ -103,8 +106,8 @@ class Prepared:
     told: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
-    def needs(self) -> Needs | None:
-        """Tools that the job needs and not every node has, or None."""
+    def needs(self) -> Needs:
+        """What the job asks of a cluster besides nodes."""
         return needs_of(self.plan)
 
     def with_tools(self, missing: Mapping[str, Collection[str]]) -> Prepared:

@@ -153,6 +153,7 @@ def prepare(
             "artifacts": Artifacts(config.artifacts.checkpoints, config.artifacts.exclude),
             "umask": config.umask,
             "notify": config.notify.planned if config.notify else None,
+            "scheduler_options": config.slurm.words,
         },
     )
     planned = plan_job(program, properties, config, cluster, source)

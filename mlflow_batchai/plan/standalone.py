@@ -50,7 +50,9 @@ def prepare(
             *notices,
             f"{source}: properties.schedulingPriority plays no part: jobs start in the order in which they came",
         ]
-    program = dataclasses.replace(_program(properties, container), options=options or {})
+    program = dataclasses.replace(
+        _program(properties, container), options={**(options or {}), "scheduler_options": document.slurm.words}
+    )
     if (least := program.options.get("min_nodes")) and least > (properties.node_count or 1):
         raise DocumentError(f"{source}: --min-nodes {least} is more than properties.nodeCount ({properties.node_count or 1})")
     planned = plan_job(program, properties, document, cluster, source)

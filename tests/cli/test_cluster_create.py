@@ -138,7 +138,7 @@ def test_volumes(cli: Cli) -> None:
         (("--setup-task", "x", "--setup-task-output", "y"), 1, "stdOutErrPathPrefix is 'y', which lies on no mounted volume"),
         (("--host", "a", "--share", "/", "--use-auto-storage"), 1, "--use-auto-storage made a storage account in Azure"),
         (("-f", "bad.json"), 1, "bad.json: properties.vmSise is not a known key; did you mean vmSize?"),
-        (("-f", "slurm.yaml"), 1, "slurm.yaml: engine slurm is not supported yet"),
+        (("-f", "batch.yaml"), 1, "batch.yaml: engine azureBatch is not supported yet"),
         (("-k", "id"), 2, "--ssh-key is a private key, which is not kept; give the public one"),
         (("-k", "binary"), 2, "--ssh-key binary can't be read as a public key: "),
         (("-w", "nope"), 3, "there is no workspace 'nope'; the workspaces are: default"),
@@ -146,7 +146,7 @@ def test_volumes(cli: Cli) -> None:
 )
 def test_refusals_leave_nothing(cli: Cli, options: tuple[str, ...], code: int, message: str) -> None:
     written(cli, {"properties": {"vmSise": "x"}}, "bad.json")
-    written(cli, "engine: slurm", "slurm.yaml")
+    written(cli, "engine: azureBatch", "batch.yaml")
     written(cli, "-----BEGIN OPENSSH PRIVATE KEY-----", "id")
     (cli.world.cwd / "binary").write_bytes(b"\xff")
     said = cli("cluster", "create", "-n", "c", *options)

@@ -68,7 +68,7 @@ def test_batch_ais_account_is_the_login(home):
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [
-        ("engine: slurm", NotSupportedError, "engine slurm is not supported yet; use engine: local or ssh"),
+        ("engine: azureBatch", NotSupportedError, "engine azureBatch is not supported yet; use engine: local or ssh or slurm"),
         (
             "nodeSetup: {performanceCountersSettings: {appInsightsReference: {component: {id: x}, instrumentationKey: y}}}",
             NotSupportedError,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from sshd import SshNodes
-from test_engine_conformance import site  # noqa: F401 (a fixture)
+from test_engine_conformance import queued_site as site  # noqa: F401 (a fixture)
 from waiting import wait_for
 
 from mlflow_batchai.engines.census import NodeState, Place, work_out

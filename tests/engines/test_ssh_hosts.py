@@ -20,6 +20,7 @@ from sshd import SshNodes
 from test_engine_conformance import SshSite
 from waiting import wait_for
 
+from mlflow_batchai.agent.plan import Volume
 from mlflow_batchai.engines import archive, hosts
 from mlflow_batchai.engines.base import CheckResult, Needs, PollState, Scalable
 from mlflow_batchai.engines.machines import SshMachine
@@ -127,7 +128,7 @@ def test_what_a_check_finds_missing_is_not_what_a_census_finds(site: SshSite, mo
         return {**ask(self, verb, *rest, **arguments), **({"lacking": lacking, "machine": "x"} if verb == "needs" else {})}
 
     monkeypatch.setattr(SshMachine, "ask", lacks)
-    needs = Needs((), None, sys.executable)
+    needs = Needs((Volume("job", "ram", "command", command="true"),), None, sys.executable)
     assert site.engine.check(2, needs) == CheckResult(2, {"rclone": {"x"}})
     lacking.append("another")
     assert isinstance(site.engine, Scalable)

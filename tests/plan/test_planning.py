@@ -312,7 +312,8 @@ def test_what_nodes_are_asked_for_is_plain_data(desk):
     """Over SSH it goes as JSON, and a node reads it back."""
     volume = {"mountCommand": "mount -t tmpfs none", "relativeMountPath": "ram"}
     plan = desk.prepare(properties(mountVolumes={"unmanagedFileSystems": [volume]})).plan
-    asked = json.loads(json.dumps(plain(needs_of(plan)._asdict())))
+    wanted = needs_of(plan)
+    asked = json.loads(json.dumps(plain({name: getattr(wanted, name) for name in ("volumes", "container", "python")})))
     assert [read(Volume, given).command for given in asked["volumes"]] == ["mount -t tmpfs none"]
     assert needs(**asked) == {"trouble": None, "lacking": [], "machine": os.uname().machine}
 

@@ -1,0 +1,516 @@
+"""The engine ``slurm``: nodes that Slurm gives; its commands run on this machine, or on a login node over SSH.
+
+A job is one sbatch script with one step, a task a node, and each task is an agent. Slurm's exit codes don't give the cause of a
+failure: the job's verdict stays the truth, and Slurm is asked only what is waiting, running or over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import getpass
+import json
+import math
+import re
+import shlex
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from mlflow_batchai.agent import protocol
+from mlflow_batchai.documents.cluster import ClusterDocument
+from mlflow_batchai.engines import archive
+from mlflow_batchai.engines.base import CheckResult, Handle, Needs, NodeCommand, Poll, PollState, StartRequest, Terms
+from mlflow_batchai.engines.census import Census, NodeReport, NodeState, Place, Reservation
+from mlflow_batchai.engines.registry import Site
+from mlflow_batchai.engines.shell.connection import Connection, Result
+from mlflow_batchai.engines.shell.target import resolve
+from mlflow_batchai.errors import ClusterError
+
+# An answer that takes longer is none: with the controller away squeue fails after 18 s, sbatch and scancel after 9 s.
+POLL_SECONDS, ASK_SECONDS = 8.0, 30.0
+# KillWait (30 s where a site has not changed it) and what a node's epilog may take.
+CANCEL_SECONDS = 90.0
+# The longest limit that Batch AI had, and what a job has that names none: the partition's own holds then.
+WEEK_SECONDS = 7 * 86400.0
+# On the control share, for each user: the agent, what Slurm's jobs print, and secrets until a job starts.
+FOLDER = ".batchai/slurm-"
+KEPT_DAYS = 30
+_MARK = re.compile(r"batchai-(\w+)-(\d+)$")
+
+WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
+RUNNING = ("RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT", "SUSPENDED", "STOPPED")
+FROZEN = ("SUSPENDED", "STOPPED")
+OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL")
+ENDED = (*OVER, "LAUNCH_FAILED", "RECONFIG_FAIL", "REVOKED")
+
+# ``Queued``, a line a job.
+QUEUE = ("-h", "-o", "%i|%T|%r|%S|%N|%j|%k")
+
+# First program of a task. The archive lies on the share, where others may write: what it holds is checked before it is run.
+_BOOT = """
+import hashlib, io, sys, zipfile
+data = open(sys.argv[1], "rb").read()
+if hashlib.sha256(data).hexdigest() != sys.argv[2]:
+    sys.exit(sys.argv[1] + " is not the agent that was submitted")
+boot = {"__name__": "boot"}
+exec(zipfile.ZipFile(io.BytesIO(data)).read("mlflow_batchai/agent/boot.py"), boot)
+boot["in_slurm"](data, *sys.argv[3:])
+"""
+# --no-kill and --kill-on-bad-exit=0: node 0's agent has to outlive the others, to give the verdict.
+_STEP = ("srun", "--ntasks-per-node=1", "--kill-on-bad-exit=0", "--wait=0", "--no-kill", "--mpi=none", "--cpu-bind=none")
+# Writes a file that only its user can read, in a folder that only he can change; its words: folder, name.
+_STORE = 'umask 077; mkdir -p -- "$1" && [ -O "$1" ] && chmod 700 -- "$1" && cat > "$1/$2.$$" && mv -f -- "$1/$2.$$" "$1/$2"'
+
+
+class Runner(Protocol):
+    """Runs Slurm's commands: this machine, or a login node (``shell.connection.Connection``)."""
+
+    def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float = 60.0) -> Result:
+        """Run a command to its end; ClusterError if it takes longer, or can't be run."""
+
+    def close(self) -> None: ...
+
+
+class Here:
+    """This machine."""
+
+    def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float = 60.0) -> Result:
+        try:
+            done = subprocess.run(argv, input=stdin, capture_output=True, timeout=timeout)
+        except FileNotFoundError:
+            return Result(127, "", f"{argv[0]}: not found")
+        except subprocess.TimeoutExpired as error:
+            raise ClusterError(f"{argv[0]} took longer than {timeout:g} s") from error
+        except OSError as error:
+            raise ClusterError(f"{argv[0]} can't be run: {error.strerror}") from error
+        return Result(done.returncode, *(text.decode("utf-8", "backslashreplace") for text in (done.stdout, done.stderr)))
+
+    def close(self) -> None:
+        pass
+
+
+class Queued(NamedTuple):
+    """A job in Slurm's queue, or one that has just left it."""
+
+    id: int
+    state: str
+    reason: str
+    start: str
+    nodes: str
+    name: str
+    comment: str
+
+    @property
+    def words(self) -> str:
+        """``PENDING (Resources), to start at 2026-11-30T12:00:00``."""
+        reason = f" ({self.reason})" if self.reason not in ("None", "") else ""
+        start = f", to start at {self.start}" if self.state in WAITING and self.start not in ("N/A", "") else ""
+        return f"{self.state}{reason}{start}"
+
+
+def queued(text: str) -> Iterator[Queued]:
+    """The jobs of ``squeue``'s output in ``Queued``'s order; array jobs (``14_[2-3]``) are never ours."""
+    for line in text.splitlines():
+        fields = line.split("|", 6)
+        if len(fields) == 7 and fields[0].isdecimal():
+            yield Queued(int(fields[0]), *fields[1:])
+
+
+def options_of(document: ClusterDocument, node_count: int, terms: Terms) -> list[str]:
+    """Options of sbatch: the cluster's, then the job's, which win, then those that a job can't do without."""
+    words = ["--exclusive"] * document.exclusive
+    if document.gpus_per_node and not document.gres:
+        words.append(f"--gres=gpu:{document.gpus_per_node}")
+    if 0 < terms.seconds < WEEK_SECONDS:
+        words.append(f"--time={math.ceil((terms.seconds + document.time_margin.total_seconds()) / 60)}")
+    return [
+        *words,
+        *document.words,
+        *terms.options,
+        f"--nodes={node_count}",
+        "--ntasks-per-node=1",
+        "--no-requeue",
+        "--no-kill",
+        "--export=NONE",
+    ]
+
+
+def script_of(agent: Sequence[str], root: str, python: str, secrets: str) -> str:
+    """The batch script.
+
+    Args:
+        agent: the command of every task.
+        root: folder of our jobs on each node.
+        secrets: the file that agents read; it is gone before any of them runs.
+    """
+    step, hidden = shlex.join(_STEP), shlex.quote(secrets)
+    base = f'"$HOME"{shlex.quote(root[1:])}' if root.startswith("~/") else shlex.quote(root)
+    tidy = f'root={base}/$SLURM_JOB_ID/$SLURM_NODEID; exec {shlex.quote(python)} -I -S "$root/agent.pyz" remove "$root"'
+    return f"""#!/bin/sh
+# With it, srun gives its tasks no PATH.
+unset SLURM_EXPORT_ENV
+exec < {hidden}
+[ -O /dev/stdin ] || exit 1
+rm -f {hidden}
+{step} {shlex.join(agent)}
+code=$?
+timeout 60 {step} --input=none /bin/sh -c {shlex.quote(tidy)}
+exit $code
+"""
+
+
+def node_report(name: str, state: str, why: str) -> NodeReport:
+    """A node as ``sinfo`` has it; ``*`` behind its state: it doesn't answer."""
+    word = state.rstrip("*~#!%$@^-+").partition("-")[0].lower()
+    states = dict.fromkeys(("idle", "reserved", "planned"), NodeState.IDLE)
+    states |= dict.fromkeys(("allocated", "mixed", "completing"), NodeState.RUNNING)
+    found = NodeState.UNUSABLE if state.endswith("*") else states.get(word, NodeState.UNUSABLE)
+    said = f"Slurm has it {state}" + (f": {why}" if why not in ("none", "") else "")
+    return NodeReport(Place(name, name, None), found, None, said if found is NodeState.UNUSABLE else "")
+
+
+def last_words(text: str) -> tuple[dict[int, Any], str]:
+    """What a job's agents have printed: node -> why it gave up the share; and the last line of an agent, else of Slurm.
+
+    Args:
+        text: agents' lines begin with their node (``srun --label``).
+    """
+    failures: dict[int, Any] = {}
+    last = ""
+    agents = list(re.finditer(r"^ *(\d+): (.*)$", text, re.MULTILINE))
+    for match in agents:
+        try:
+            report = json.loads(match[2])
+            if failure := report.get("failure"):
+                failures[int(match[1])] = failure
+        except (ValueError, AttributeError):
+            last = match[2].strip() or last
+    return failures, last if agents else _last(text)
+
+
+def build(site: Site) -> Slurm:
+    document = site.document
+    runner: Runner = Here()
+    user = getpass.getuser()
+    if document.login:
+        target = resolve(document.login, key_file=document.key_file, known_hosts=document.known_hosts, jump=document.jump_host)
+        runner, user = Connection(dataclasses.replace(target, noun="login node")), target.user
+    return Slurm(site.cluster, document, site.nodes, site.share, user, runner, site.identity)
+
+
+class Slurm:
+    """A partition of a Slurm cluster.
+
+    Args:
+        nodes: the most that a job may have, whatever the partition has.
+        share: the control share's path on the nodes, and where Slurm's commands run.
+        user: whose jobs they are in Slurm.
+        identity: the control share's: reading it makes what all users have there.
+    """
+
+    # Each question costs a controller that all users share.
+    poll_seconds = 10.0
+
+    def __init__(
+        self,
+        cluster: str,
+        document: ClusterDocument,
+        nodes: int,
+        share: str,
+        user: str,
+        runner: Runner,
+        identity: Callable[[], str],
+    ) -> None:
+        self.node_limit = nodes
+        self._cluster = cluster
+        self._document = document
+        self._share = share
+        self._root = document.root or f"/var/tmp/batchai-{user}"
+        self._runner = runner
+        self._identity = identity
+        self._folder = f"{share}/{FOLDER}{user}"
+
+    def check(self, node_count: int, needs: Needs | None = None) -> CheckResult:
+        if needs and needs.container and self._document.containers != "ignore":
+            raise ClusterError(
+                f"cluster '{self._cluster}': jobs on Slurm run in no container yet ({needs.container.image}); install on the"
+                " nodes what it holds, and set containers: ignore in the cluster document"
+            )
+        self._test(node_count, needs.terms if needs else Terms())
+        return CheckResult(self.node_limit)
+
+    def _test(self, node_count: int, terms: Terms) -> None:
+        """Refuse what Slurm would let wait for ever (more nodes than the partition has), or not take."""
+        if node_count > self.node_limit:
+            raise ClusterError(f"the job wants {node_count} nodes and the cluster has {self.node_limit}")
+        self._ask(["sbatch", "--test-only", *options_of(self._document, node_count, terms)], b"#!/bin/sh\n")
+
+    def render(self, request: StartRequest) -> Sequence[NodeCommand]:
+        agent = self._agent(request)
+        root = f"{self._root}/$SLURM_JOB_ID/$SLURM_NODEID"
+        shown = (shlex.join(self._sbatch(request)) + " <<'END'\n" + self._script(request) + "END",)
+        return [
+            NodeCommand(index, shown if index == 0 else tuple(agent), root, f"{root}/agent.pyz")
+            for index in range(request.node_count)
+        ]
+
+    def submit(self, request: StartRequest) -> Handle:
+        self._test(request.node_count, request.terms)
+        name = _name(request)
+        self._identity()
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._forget, name)
+            self._store(name, json.dumps(dict(request.secrets)).encode())
+            self._store_agent()
+            where = self._ask(["scontrol", "show", "config"])
+            number = self._ask(self._sbatch(request), self._script(request).encode()).partition(";")[0].strip()
+            undo.pop_all()
+        return {
+            "engine": "slurm",
+            "host": socket.gethostname(),
+            "ticket": int(number),
+            "slurm": _cluster_name(where),
+            "name": name,
+            "nodes": [{"name": f"node-{index}", "id": number} for index in range(request.node_count)],
+        }
+
+    def poll(self, handle: Handle) -> Poll:
+        return self.poll_all([handle])[0]
+
+    def poll_all(self, handles: Sequence[Handle]) -> Sequence[Poll]:
+        ours = [handle for handle in handles if handle["engine"] == "slurm"]
+        try:
+            known = self._known([handle["ticket"] for handle in ours])
+        except ClusterError as error:
+            return [self._cant_say(handle, str(error)) for handle in handles]
+        return [
+            self._poll_of(handle, known.get(handle["ticket"]))
+            if handle["engine"] == "slurm"
+            else self._cant_say(handle, _other_engine(handle))
+            for handle in handles
+        ]
+
+    @staticmethod
+    def _cant_say(handle: Handle, why: str) -> Poll:
+        return Poll(PollState.UNKNOWN, why, (), tuple(range(len(handle["nodes"]))))
+
+    def _poll_of(self, handle: Handle, job: Queued | None) -> Poll:
+        nodes = tuple(range(len(handle["nodes"])))
+        title = f"Slurm job {handle['ticket']}"
+        # Numbers may begin again.
+        if job is not None and job.name == handle["name"]:
+            if job.state in WAITING:
+                return Poll(PollState.QUEUED, f"{title} is {job.words}", started=False)
+            if job.state in RUNNING:
+                return Poll(PollState.ALIVE, frozen=nodes if job.state in FROZEN else ())
+            if job.state not in ENDED:
+                return self._cant_say(handle, f"{title} is {job.words}, which says nothing of its agents")
+            how = f"{title} has ended: {job.words}"
+        else:
+            try:
+                where = _cluster_name(self._ask(["scontrol", "show", "config"], timeout=POLL_SECONDS))
+            except ClusterError as error:
+                return self._cant_say(handle, str(error))
+            if where != handle["slurm"]:
+                return self._cant_say(handle, f"{title} is one of Slurm's cluster {handle['slurm']}, and {where} was asked")
+            how = f"{title} has ended, and Slurm remembers no more of it{self._accounted(handle)}"
+        failures, last = self._printed(handle)
+        how += f": {last}" if last else ""
+        return Poll(PollState.GONE, how, nodes, (), dict.fromkeys(nodes, how), (), failures)
+
+    def _known(self, numbers: Sequence[int]) -> Mapping[int, Queued]:
+        """Slurm's own account of jobs by their number, one question for all; those that it has forgotten are missing."""
+        if not numbers:
+            return {}
+        asked = ["squeue", *QUEUE, "-t", "all", "-j", ",".join(map(str, numbers))]
+        done = self._run(asked, timeout=POLL_SECONDS)
+        # Said of one number; in a list of several a forgotten one is only missing.
+        if done.code and "Invalid job id" not in done.err:
+            raise self._error(asked, done)
+        return {job.id: job for job in queued(done.out)}
+
+    def _accounted(self, handle: Handle) -> str:
+        """What Slurm's accounting knows of a job that the queue has forgotten; many sites have none."""
+        asked = ["sacct", "-n", "-X", "-P", "-o", "State,JobName%100", "-j", str(handle["ticket"])]
+        with contextlib.suppress(ClusterError):
+            state, _, name = self._run(asked, timeout=POLL_SECONDS).out.strip().rpartition("\n")[2].partition("|")
+            return f" but {state}" if state and name == handle["name"] else ""
+        return ""
+
+    def _printed(self, handle: Handle) -> tuple[dict[int, Any], str]:
+        with contextlib.suppress(ClusterError):
+            asked = ["tail", "-c", "20000", "--", f"{self._folder}/{handle['name']}.out"]
+            return last_words(self._run(asked, timeout=POLL_SECONDS).out)
+        return {}, ""
+
+    def cancel(self, handle: Handle) -> None:
+        if handle["engine"] != "slurm":
+            raise ClusterError(f"{_other_engine(handle)}; what runs there of the job may go on: end it by hand")
+        self._end([handle["ticket"]], handle["name"])
+        self._run(["rm", "-f", "--", f"{self._folder}/{handle['name']}"])
+
+    def end_job(self, job: str) -> None:
+        self._end_named(f"batchai-{job}-")
+
+    def _forget(self, name: str) -> None:
+        """After a submit that failed: Slurm may have the job all the same, if only its answer was lost."""
+        # What went wrong first is what a person has to see.
+        with contextlib.suppress(ClusterError):
+            self._run(["rm", "-f", "--", f"{self._folder}/{name}"])
+            self._end_named(name)
+
+    def _end_named(self, start: str) -> None:
+        for job in self._ours():
+            if job.name.startswith(start):
+                self._end([job.id], job.name)
+
+    def _end(self, numbers: Sequence[int], name: str) -> None:
+        """End a job and wait until none of its processes is left."""
+        until = time.monotonic() + CANCEL_SECONDS
+        told, pause = False, 0.1
+        while job := self._known(numbers).get(numbers[0]):
+            if job.name != name or job.state in ENDED:
+                return
+            if not told:
+                self._ask(["scancel", str(job.id)])
+                told = True
+            if time.monotonic() > until:
+                raise ClusterError(
+                    f"Slurm job {job.id} is {job.words} {CANCEL_SECONDS:.0f} s after scancel; what runs there may go on: ask"
+                    f" the administrator to look at {job.nodes or 'its nodes'}"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, 1.0)
+
+    def _ours(self) -> list[Queued]:
+        """This user's jobs that wait or run, of any cluster document."""
+        return [job for job in queued(self._ask(["squeue", *QUEUE, "--me"])) if _MARK.match(job.name)]
+
+    def census(self) -> Census:
+        partition = self._document.partition
+        nodes = []
+        chosen = ["-p", partition] if partition else []
+        for line in self._ask(["sinfo", "-h", "-N", "-o", "%N|%P|%T|%E", *chosen]).splitlines():
+            name, of, state, why = line.split("|", 3)
+            if partition or of.endswith("*"):
+                nodes.append(node_report(name, state, why))
+        jobs = self._ours()
+        waiting: list[str] = []
+        if any(job.state in WAITING for job in jobs):
+            asked = ["squeue", "-h", "-t", "PENDING", "-S", "-p,i", "-o", "%i", *chosen]
+            waiting = self._ask(asked).split()
+        reservations = []
+        for job in jobs:
+            identity, attempt = job.name.split("-")[1:]
+            place = f", {waiting.index(str(job.id)) + 1} of {len(waiting)} in the queue" if str(job.id) in waiting else ""
+            why = f"{job.words}{place}" if job.state in WAITING else ""
+            reservations.append(
+                Reservation(job.id, protocol.job_mark(identity, int(attempt)), job.comment, (), job.state in RUNNING, why)
+            )
+        return Census(nodes, reservations)
+
+    def admit(self, count: int) -> None:
+        """All nodes take jobs, as far as Slurm lets them."""
+
+    def close(self) -> None:
+        self._runner.close()
+
+    # What is run.
+
+    def _sbatch(self, request: StartRequest) -> list[str]:
+        name = _name(request)
+        output = f"{self._folder}/{name}.out"
+        options = options_of(self._document, request.node_count, request.terms)
+        # %% is what Slurm reads as %.
+        return [
+            "sbatch",
+            "--parsable",
+            *options,
+            f"--job-name={name}",
+            f"--comment={request.folder}",
+            f"--output={output.replace('%', '%%')}",
+        ]
+
+    def _script(self, request: StartRequest) -> str:
+        secrets = f"{self._folder}/{_name(request)}"
+        return script_of(self._agent(request), self._root, self._document.agent_python, secrets)
+
+    def _agent(self, request: StartRequest) -> list[str]:
+        data = archive.build()
+        return [
+            "--label",
+            self._document.agent_python,
+            "-I",
+            "-S",
+            "-c",
+            _BOOT,
+            f"{self._folder}/{archive.name_of(data)}",
+            archive.hash_of(data),
+            self._root,
+            f"--share={self._share}",
+            f"--folder={request.folder}",
+            f"--attempt={request.attempt}",
+        ]
+
+    def _store(self, name: str, data: bytes) -> None:
+        done = self._run(["sh", "-c", _STORE, "sh", self._folder, name], data)
+        if done.code:
+            raise ClusterError(
+                f"{self._folder}/{name} can't be written: {_last(done.err)}; does share (or shareOnNodes) of cluster"
+                f" '{self._cluster}' name a folder that Slurm's nodes see, and may you write there?"
+            )
+
+    def _store_agent(self) -> None:
+        """Put the agent on the share, unless it is there; what jobs have printed long ago goes."""
+        data = archive.build()
+        name = archive.name_of(data)
+        if not self._run(["sha256sum", "--", f"{self._folder}/{name}"]).out.startswith(archive.hash_of(data)):
+            self._store(name, data)
+        self._run(["find", self._folder, "-name", "*.out", "-mtime", f"+{KEPT_DAYS}", "-delete"])
+
+    def _run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float = ASK_SECONDS) -> Result:
+        return self._runner.run(argv, stdin, timeout)
+
+    def _ask(self, argv: Sequence[str], stdin: bytes = b"", timeout: float = ASK_SECONDS) -> str:
+        done = self._run(argv, stdin, timeout)
+        if done.code:
+            raise self._error(argv, done)
+        return done.out
+
+    def _error(self, argv: Sequence[str], done: Result) -> ClusterError:
+        """One sentence on a command of Slurm that failed."""
+        where = f"login node {self._document.login}" if self._document.login else "this machine"
+        title, said = f"cluster '{self._cluster}'", _last(done.err)
+        if done.code == 127:
+            remedy = "put Slurm's commands on its PATH" + ("" if self._document.login else ", or name a login node (login)")
+            return ClusterError(f"{title}: there is no {argv[0]} on {where}; {remedy}")
+        if "ontact slurm controller" in done.err or "timed out" in done.err:
+            return ClusterError(f"{title}: Slurm's controller doesn't answer on {where} ({said}); try again when it does")
+        if argv[0] == "sbatch":
+            return ClusterError(
+                f"{title}: Slurm refuses the job: {said}; correct the cluster document, the job's slurm block or its nodeCount"
+            )
+        return ClusterError(f"{title}: {argv[0]} failed on {where}: {said or f'exit code {done.code}'}")
+
+
+def _name(request: StartRequest) -> str:
+    """A job's name in Slurm, and of its files."""
+    return f"batchai-{request.job}-{request.attempt}"
+
+
+def _other_engine(handle: Handle) -> str:
+    return f"the job runs on engine {handle['engine']}, and its cluster's document says slurm"
+
+
+def _cluster_name(config: str) -> str:
+    match = re.search(r"^ClusterName\s*=\s*(\S+)", config, re.MULTILINE)
+    return match[1] if match else ""
+
+
+def _last(text: str) -> str:
+    """The last line that a command of Slurm's said, without its name."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return re.sub(r"^\w+: (error: |fatal: )?", "", lines[-1]).removeprefix("Batch job submission failed: ") if lines else ""

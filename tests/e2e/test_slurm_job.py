@@ -1,0 +1,158 @@
+"""Whole jobs on a real Slurm of four nodes, which forgets a job two seconds after its end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import Cli
+from slurm_daemons import SlurmDaemons, slurm_daemons
+from ssh_world import WAITS, HereClient, config, describe, ended, running
+
+SECRET = "s3cr3t-canary-of-the-document"
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Any:
+    with slurm_daemons(4, MinJobAge="2", PreemptType="preempt/partition_prio", PreemptMode="CANCEL") as made:
+        yield made
+
+
+@pytest.fixture
+def cluster(world: Any, slurm: SlurmDaemons) -> Any:
+    """The cluster's document; nothing of the world's jobs stays on Slurm."""
+    world.environment["SLURM_CONF"] = str(slurm.config)
+    keys = {"engine": "slurm", "root": str(world.root / "node roots"), "exclusive": True}
+    yield lambda **changes: describe(world, {**keys, **changes})
+    world.wait(lambda: not slurm.ask("squeue", "-h"), what="jobs are left")
+
+
+@pytest.fixture
+def here(world: Any, monkeypatch: pytest.MonkeyPatch) -> HereClient:
+    return HereClient(world, monkeypatch)
+
+
+def go(world: Any) -> None:
+    (world.root / "share" / "go").touch()
+
+
+def test_four_nodes(world: Any, cluster: Any, here: HereClient) -> None:
+    """Metrics, logs and the model are in MLflow; the secret is nowhere; nothing stays on the nodes."""
+    cluster(gpusPerNode=2)
+    train = """
+        import os, pathlib
+        from mlflow_batchai.training import report
+        print("node", os.environ["BATCHAI_NODE"], "sees", os.environ["CUDA_VISIBLE_DEVICES"], "token", len(os.environ["TOKEN"]))
+        report.log(step=0, loss=0.5)
+        report.log(step=1, loss=0.25)
+        if os.environ["HOROVOD_RANK"] == "0":
+            pathlib.Path(os.environ["AZ_BATCHAI_OUTPUT_MODEL"], "model.txt").write_text("42")
+    """
+    outputs = [{"id": "MODEL", "pathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share", "pathSuffix": "models"}]
+    limits = {"maxWallClockTime": "PT1H"}
+    secrets = [{"name": "TOKEN", "value": SECRET}]
+    batchai = config(4, outputDirectories=outputs, secrets=secrets, constraints=limits)
+    run = ended(world, here.submit(world.project(train, batchai=batchai)))
+    assert run.info.status == "FINISHED" and world.points("loss") == [(0, 0.5), (1, 0.25)]
+    lines = world.artifact("logs/stdout.txt").splitlines()
+    assert sorted(line.split("] ")[-1] for line in lines) == [f"node {node} sees 0 token {len(SECRET)}" for node in range(4)]
+    assert world.artifact("outputs/MODEL/model.txt") == "42"
+    own = world.root / "toy" / "batchai.yaml"
+    files = [path for path in world.root.rglob("*") if path.is_file() and path != own]
+    assert not [path for path in files if SECRET.encode() in path.read_bytes()]
+    kept = [path.suffix for path in (world.root / "share" / ".batchai").glob("slurm-*/*")]
+    assert sorted(kept) == [".out", ".pyz"]
+    world.wait(lambda: not list((world.root / "node roots").iterdir()), what="the nodes' folders go")
+
+
+def test_a_job_waits_for_its_nodes(world: Any, cluster: Any, here: HereClient, slurm: SlurmDaemons) -> None:
+    """Its run is SCHEDULED, Slurm's reason is told, and it can be ended at once: no agent has to be waited for."""
+    cluster()
+    project = world.project(WAITS, batchai=config(4))
+    first = here.submit(project)
+    running(world, 4)
+    run = here.submit(project)
+    name = run.data.tags["batchai.job"]
+    show = Cli(world).json
+    world.wait(lambda: show("job", "show", name)["reason"].startswith("queued: PENDING (Resources)"))
+    assert show("job", "show", name)["reason"].endswith(", 1 of 1 in the queue")
+    assert world.client.get_run(run.info.run_id).info.status == "SCHEDULED"
+    shown = Cli(world).json("cluster", "show", "-n", "nc6")
+    assert shown["nodeStateCounts"]["runningNodeCount"] == 4 and shown["allocationState"] == "steady"
+    show("job", "terminate", name, "-y")
+    assert ended(world, run).info.status == "KILLED"
+    go(world)
+    assert ended(world, first).info.status == "FINISHED"
+
+
+def test_two_jobs_on_a_node_have_their_own_gpus(world: Any, cluster: Any, here: HereClient) -> None:
+    cluster(exclusive=False, gpusPerNode=1, options=["--nodelist=n2"])
+    script = WAITS.replace('"up"', '"up", "sees", os.environ["CUDA_VISIBLE_DEVICES"]')
+    project = world.project(script, batchai=config(1))
+    runs = []
+    for _ in range(2):
+        here.submit(project)
+        runs.append(running(world, 1))
+    go(world)
+    assert [ended(world, run).info.status for run in runs] == ["FINISHED"] * 2
+    assert sorted(world.log(run=run).split()[-1] for run in runs) == ["0", "1"]
+
+
+def test_a_preempted_job_goes_on_as_a_new_one(world: Any, cluster: Any, here: HereClient, slurm: SlurmDaemons) -> None:
+    cluster(partition="main")
+    here.submit(world.project(WAITS, batchai=json.dumps({**json.loads(config(4)), "retries": 1})))
+    run = running(world, 4)
+    (first,) = slurm.ask("squeue", "-h", "-o", "%i").split()
+    urgent = slurm.ask(
+        "sbatch", "--parsable", "-p", "urgent", "-N", "4", "--exclusive", "-o", "none", "--wrap", "sleep 600"
+    ).strip()
+    jobs = world.wait(
+        lambda: (found := slurm.ask("squeue", "-h", "-o", "%i").split()) and first not in found and len(found) == 2 and found
+    )
+    assert urgent in jobs
+    slurm.ask("scancel", urgent)
+    go(world)
+    run = ended(world, run)
+    assert (run.info.status, run.data.tags["batchai.attempt"]) == ("FINISHED", "2")
+
+
+def test_scancel_by_hand(world: Any, cluster: Any, here: HereClient, slurm: SlurmDaemons) -> None:
+    """The agents give the verdict before Slurm kills them; the ranks get their SIGTERM."""
+    cluster()
+    here.submit(world.project(WAITS, batchai=config(2)))
+    run = running(world)
+    slurm.ask("scancel", "--me")
+    run = ended(world, run)
+    assert run.info.status == "FAILED" and "told to end (SIGTERM)" in run.data.tags["batchai.reason"]
+
+
+def test_what_slurm_refuses(world: Any, cluster: Any, here: HereClient) -> None:
+    """One sentence, and nothing is left: no run, no job in Slurm."""
+    cluster()
+    sentence = (
+        "cluster 'nc6': Slurm refuses the job: allocation failure: Requested node configuration is not available; correct"
+    )
+    assert here.refused(5).startswith(sentence)
+    cluster(partition="nope")
+    with pytest.raises(Exception, match="Slurm refuses the job: allocation failure: Invalid partition name specified"):
+        here.submit(world.project(batchai=config(2)))
+    assert world.runs() == []
+
+
+def test_without_slurm_here(
+    world: Any, cluster: Any, here: HereClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cluster()
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", str(tmp_path))
+        error = here.refused(1)
+    assert "there is no sbatch on this machine; put Slurm's commands on its PATH, or name a login node" in error
+
+
+def test_a_larger_cluster_is_slurms_business(world: Any, cluster: Any) -> None:
+    cluster()
+    for command in (("resize", "-t", "2"), ("auto-scale", "--min", "0", "--max", "2")):
+        result = Cli(world)("cluster", command[0], "-n", "nc6", *command[1:])
+        assert "slurm decides how many nodes there are" in result.err

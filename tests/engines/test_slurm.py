@@ -1,0 +1,199 @@
+"""What Slurm is told, and what is made of its answers; whole jobs of a real one: ``e2e/test_slurm_job.py``."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlflow_batchai.documents.cluster import parse_cluster
+from mlflow_batchai.engines.base import Needs, Poll, PollState, StartRequest, Terms
+from mlflow_batchai.engines.census import NodeState
+from mlflow_batchai.engines.shell.connection import Result
+from mlflow_batchai.engines.slurm import Slurm, last_words, node_report, options_of
+from mlflow_batchai.errors import ClusterError
+
+DOCUMENT = {
+    "engine": "slurm",
+    "share": "/share",
+    "partition": "gpu",
+    "account": "vision",
+    "gpusPerNode": 4,
+    "exclusive": True,
+    "options": ["--constraint=ib"],
+    "root": "~/it's here",
+}
+REQUEST = StartRequest(
+    "a1b2", "a1b2/1", "jobs/a1b2", 1, 2, {"variables": {"TOKEN": "hush"}}, Terms(3600.0, ("--partition=big",))
+)
+HANDLE = {
+    "engine": "slurm",
+    "host": "here",
+    "ticket": 14,
+    "slurm": "prod",
+    "name": "batchai-a1b2-1",
+    "nodes": [{"name": "node-0", "id": "14"}, {"name": "node-1", "id": "14"}],
+}
+
+
+class Answers:
+    """Slurm's commands: their answers by name, and what was run."""
+
+    def __init__(self, **answers: Result | str) -> None:
+        self.answers: dict[str, Result | str] = {"scontrol": "ClusterName             = prod\n", "tail": "", **answers}
+        self.ran: list[tuple[str, ...]] = []
+
+    def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float = 60.0) -> Result:
+        self.ran.append(tuple(argv))
+        found = self.answers.get(argv[0], "")
+        return found if isinstance(found, Result) else Result(0, found, "")
+
+    def close(self) -> None: ...
+
+
+def engine(runner: Answers, **keys: Any) -> Slurm:
+    document = parse_cluster({**DOCUMENT, **keys}, "c.yaml")[0]
+    return Slurm("c", document, 4, "/share", "me", runner, lambda: "id")
+
+
+def poll(squeue: Result | str, **answers: Result | str) -> Poll:
+    return engine(Answers(squeue=squeue, **answers)).poll(HANDLE)
+
+
+def line(state: str, reason: str = "None", start: str = "N/A", name: str = "batchai-a1b2-1") -> str:
+    return f"14|{state}|{reason}|{start}|n[0-1]|{name}|jobs/a1b2\n"
+
+
+def test_what_sbatch_is_told() -> None:
+    """A job's options come after the cluster's and win; what it can't do without comes last; the time limit has its margin."""
+    document = parse_cluster(DOCUMENT, "c.yaml")[0]
+    assert options_of(document, 2, REQUEST.terms) == [
+        *("--exclusive", "--gres=gpu:4", "--time=70", "--partition=gpu", "--account=vision", "--constraint=ib"),
+        *("--partition=big", "--nodes=2", "--ntasks-per-node=1", "--no-requeue", "--no-kill", "--export=NONE"),
+    ]
+    # Without a limit of its own a job has the partition's.
+    assert not [word for word in options_of(document, 1, Terms(7 * 86400.0)) if "--time" in word]
+
+
+def test_the_script(tmp_path: Path) -> None:
+    """It is shell text that a shell understands, without a secret, whatever the root is called."""
+    shown = engine(Answers()).render(REQUEST)
+    text = shown[0].argv[0]
+    assert text.startswith("sbatch --parsable --exclusive") and "hush" not in text
+    script = text.partition("<<'END'\n")[2].removesuffix("END")
+    assert (
+        "exec < /share/.batchai/slurm-me/batchai-a1b2-1\n[ -O /dev/stdin ] || exit 1\nrm -f /share/.batchai/slurm-me/batchai-a1b2-1\n"
+        in script
+    )
+    assert "--kill-on-bad-exit=0" in script and "--no-kill" in script
+    subprocess.run(["sh", "-n"], input=script, text=True, check=True)
+    assert [command.node for command in shown] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("squeue", "state", "words"),
+    [
+        (
+            line("PENDING", "Resources", "2026-11-30T12:00:00"),
+            "queued",
+            "is PENDING (Resources), to start at 2026-11-30T12:00:00",
+        ),
+        (line("RUNNING"), "alive", ""),
+        (line("COMPLETING"), "alive", ""),
+        (line("TIMEOUT", "TimeLimit"), "gone", "Slurm job 14 has ended: TIMEOUT (TimeLimit)"),
+        (line("NEW_IN_30"), "unknown", "NEW_IN_30"),
+        # Of another job: numbers began again.
+        (line("RUNNING", name="theirs"), "gone", "has ended, and Slurm remembers no more of it"),
+        ("", "gone", "has ended, and Slurm remembers no more of it"),
+        (Result(1, "", "slurm_load_jobs error: Invalid job id specified"), "gone", "remembers no more of it"),
+        (Result(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"), "unknown", "try again"),
+        (Result(127, "", "squeue: not found"), "unknown", "there is no squeue on this machine"),
+    ],
+)
+def test_states(squeue: Result | str, state: str, words: str) -> None:
+    found = poll(squeue)
+    assert found.state is PollState(state) and words in found.detail
+    assert found.gone == ((0, 1) if state == "gone" else ()) and found.unknown == ((0, 1) if state == "unknown" else ())
+    assert found.started is (state != "queued")
+
+
+def test_a_job_that_is_suspended_is_frozen() -> None:
+    assert poll(line("SUSPENDED")) == Poll(PollState.ALIVE, frozen=(0, 1))
+
+
+def test_another_slurm_knows_nothing_of_it() -> None:
+    found = poll("", scontrol="ClusterName = test\n")
+    assert found.state is PollState.UNKNOWN and "is one of Slurm's cluster prod, and test was asked" in found.detail
+
+
+def test_accounting_is_asked_last() -> None:
+    found = poll("", sacct="TIMEOUT|batchai-a1b2-1\n")
+    assert "remembers no more of it but TIMEOUT" in found.detail
+    assert "but" not in poll("", sacct="COMPLETED|theirs\n").detail
+    assert "but" not in poll("", sacct=Result(1, "", "Slurm accounting storage is disabled")).detail
+
+
+def test_one_question_for_all_jobs() -> None:
+    runner = Answers(squeue=line("RUNNING"))
+    polls = engine(runner).poll_all([HANDLE, {**HANDLE, "ticket": 15}, {**HANDLE, "engine": "ssh"}])
+    assert [found.state for found in polls] == [PollState.ALIVE, PollState.GONE, PollState.UNKNOWN]
+    assert [argv[-1] for argv in runner.ran if argv[0] == "squeue"] == ["14,15"]
+
+
+def test_what_agents_say_last() -> None:
+    text = 'srun: error\n0: {"state": "held"}\n1: {"state": "ended", "failure": {"code": "ShareFailed"}}\n 0: no plan\nsrun: error: x\n'
+    assert last_words(text) == ({1: {"code": "ShareFailed"}}, "no plan")
+    assert last_words("srun: error: Unable to create step\n") == ({}, "Unable to create step")
+
+
+def test_a_submit_whose_answer_is_lost_ends_what_slurm_may_have() -> None:
+    class Lost(Answers):
+        def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float = 60.0) -> Result:
+            if argv[:2] == ["sbatch", "--parsable"]:
+                return Result(1, "", "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation")
+            if argv[0] == "scancel":
+                self.answers["squeue"] = ""
+            return super().run(argv, stdin, timeout)
+
+    runner = Lost(squeue=line("PENDING") + "15|PENDING|None|N/A||mine|\n")
+    with pytest.raises(ClusterError, match="Slurm's controller doesn't answer"):
+        engine(runner).submit(REQUEST)
+    assert ("scancel", "14") in runner.ran and ("scancel", "15") not in runner.ran
+    assert ("rm", "-f", "--", "/share/.batchai/slurm-me/batchai-a1b2-1") in runner.ran
+
+
+@pytest.mark.parametrize(
+    ("state", "found"),
+    [("idle", "idle"), ("mixed", "running"), ("allocated", "running"), ("idle*", "unusable"), ("down", "unusable")],
+)
+def test_nodes(state: str, found: str) -> None:
+    report = node_report("n1", state, "broken fan")
+    assert report.state is NodeState(found)
+    assert report.why == (f"Slurm has it {state}: broken fan" if found == "unusable" else "")
+
+
+def test_no_containers_yet() -> None:
+    from mlflow_batchai.agent.plan import Container
+
+    needs = Needs((), Container("img"), "python3")
+    with pytest.raises(ClusterError, match=r"jobs on Slurm run in no container yet \(img\)"):
+        engine(Answers()).check(1, needs)
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"share": None}, "needs share"),
+        ({"options": ["--array=1-9"]}, "must be an option of sbatch for one job"),
+        ({"hosts": ["a"]}, "has hosts, which needs engine: ssh"),
+        ({"engine": "local"}, "has root, which needs engine: ssh or slurm"),
+    ],
+)
+def test_documents_that_are_wrong(keys: dict[str, Any], sentence: str) -> None:
+    from mlflow_batchai.errors import DocumentError
+
+    with pytest.raises(DocumentError, match=sentence):
+        parse_cluster({**DOCUMENT, **keys}, "c.yaml")
