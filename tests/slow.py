@@ -15,6 +15,7 @@ SLOW = (
     "e2e/test_pytorch_jobs.py",
     "e2e/test_scripts_with_mlflow.py::test_autolog",
     "e2e/test_scripts_with_mlflow.py::test_pytorch",
+    "e2e/test_slurm_job.py",
     "e2e/test_ssh_bad_input.py",
     "e2e/test_ssh_machines.py",
     "e2e/test_sweep_job.py",

@@ -38,7 +38,7 @@ WEEK_SECONDS = 7 * 86400.0
 # On the control share, for each user: the agent, what Slurm's jobs print, and secrets until a job starts.
 FOLDER = ".batchai/slurm-"
 KEPT_DAYS = 30
-_MARK = re.compile(r"batchai-(\w+)-(\d+)$")
+_MARK = re.compile(r"batchai-\w+-\d+")
 
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 RUNNING = ("RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT", "SUSPENDED", "STOPPED")
@@ -240,7 +240,8 @@ class Slurm:
                 " nodes what it holds, and set containers: ignore in the cluster document"
             )
         self._test(node_count, needs.terms if needs else Terms())
-        return CheckResult(self.node_limit)
+        usable = sum(node.state is not NodeState.UNUSABLE for node in self._nodes())
+        return CheckResult(max(node_count, min(usable, self.node_limit)))
 
     def _test(self, node_count: int, terms: Terms) -> None:
         """Refuse what Slurm would let wait for ever (more nodes than the partition has), or not take."""
@@ -266,7 +267,11 @@ class Slurm:
             self._store(name, json.dumps(dict(request.secrets)).encode())
             self._store_agent()
             where = self._ask(["scontrol", "show", "config"])
-            number = self._ask(self._sbatch(request), self._script(request).encode()).partition(";")[0].strip()
+            said = self._ask(self._sbatch(request), self._script(request).encode())
+            # A site may have sbatch say more before.
+            number = said.strip().rpartition("\n")[2].partition(";")[0]
+            if not number.isdecimal():
+                raise ClusterError(f"cluster '{self._cluster}': sbatch gave no number of a job: {said.strip()}")
             undo.pop_all()
         return {
             "engine": "slurm",
@@ -301,7 +306,7 @@ class Slurm:
         nodes = tuple(range(len(handle["nodes"])))
         title = f"Slurm job {handle['ticket']}"
         # Numbers may begin again.
-        if job is not None and job.name == handle["name"]:
+        if job and job.name == _name_in(handle):
             if job.state in WAITING:
                 return Poll(PollState.QUEUED, f"{title} is {job.words}", started=False)
             if job.state in RUNNING:
@@ -314,8 +319,8 @@ class Slurm:
                 where = _cluster_name(self._ask(["scontrol", "show", "config"], timeout=POLL_SECONDS))
             except ClusterError as error:
                 return self._cant_say(handle, str(error))
-            if where != handle["slurm"]:
-                return self._cant_say(handle, f"{title} is one of Slurm's cluster {handle['slurm']}, and {where} was asked")
+            if where != handle.get("slurm"):
+                return self._cant_say(handle, f"{title} is one of Slurm's cluster {handle.get('slurm')}, and {where} was asked")
             how = f"{title} has ended, and Slurm remembers no more of it{self._accounted(handle)}"
         failures, last = self._printed(handle)
         how += f": {last}" if last else ""
@@ -337,20 +342,21 @@ class Slurm:
         asked = ["sacct", "-n", "-X", "-P", "-o", "State,JobName%100", "-j", str(handle["ticket"])]
         with contextlib.suppress(ClusterError):
             state, _, name = self._run(asked, timeout=POLL_SECONDS).out.strip().rpartition("\n")[2].partition("|")
-            return f" but {state}" if state and name == handle["name"] else ""
+            return f" but {state}" if state and name == _name_in(handle) else ""
         return ""
 
     def _printed(self, handle: Handle) -> tuple[dict[int, Any], str]:
         with contextlib.suppress(ClusterError):
-            asked = ["tail", "-c", "20000", "--", f"{self._folder}/{handle['name']}.out"]
+            asked = ["tail", "-c", "20000", "--", f"{self._folder}/{_name_in(handle)}.out"]
             return last_words(self._run(asked, timeout=POLL_SECONDS).out)
         return {}, ""
 
     def cancel(self, handle: Handle) -> None:
         if handle["engine"] != "slurm":
             raise ClusterError(f"{_other_engine(handle)}; what runs there of the job may go on: end it by hand")
-        self._end([handle["ticket"]], handle["name"])
-        self._run(["rm", "-f", "--", f"{self._folder}/{handle['name']}"])
+        name = _name_in(handle)
+        self._end([handle["ticket"]], name)
+        self._run(["rm", "-f", "--", f"{self._folder}/{name}"])
 
     def end_job(self, job: str) -> None:
         self._end_named(f"batchai-{job}-")
@@ -387,20 +393,24 @@ class Slurm:
 
     def _ours(self) -> list[Queued]:
         """This user's jobs that wait or run, of any cluster document."""
-        return [job for job in queued(self._ask(["squeue", *QUEUE, "--me"])) if _MARK.match(job.name)]
+        return [job for job in queued(self._ask(["squeue", *QUEUE, "--me"])) if _MARK.fullmatch(job.name)]
 
-    def census(self) -> Census:
-        partition = self._document.partition
-        nodes = []
+    def _nodes(self) -> list[NodeReport]:
+        """The nodes of the partition, or of Slurm's default one."""
+        partition, found = self._document.partition, []
         chosen = ["-p", partition] if partition else []
         for line in self._ask(["sinfo", "-h", "-N", "-o", "%N|%P|%T|%E", *chosen]).splitlines():
             name, of, state, why = line.split("|", 3)
             if partition or of.endswith("*"):
-                nodes.append(node_report(name, state, why))
+                found.append(node_report(name, state, why))
+        return found
+
+    def census(self) -> Census:
+        partition = self._document.partition
         jobs = self._ours()
         waiting: list[str] = []
         if any(job.state in WAITING for job in jobs):
-            asked = ["squeue", "-h", "-t", "PENDING", "-S", "-p,i", "-o", "%i", *chosen]
+            asked = ["squeue", "-h", "-t", "PENDING", "-S", "-p,i", "-o", "%i", *(["-p", partition] if partition else [])]
             waiting = self._ask(asked).split()
         reservations = []
         for job in jobs:
@@ -410,7 +420,7 @@ class Slurm:
             reservations.append(
                 Reservation(job.id, protocol.job_mark(identity, int(attempt)), job.comment, (), job.state in RUNNING, why)
             )
-        return Census(nodes, reservations)
+        return Census(self._nodes(), reservations)
 
     def admit(self, count: int) -> None:
         """All nodes take jobs, as far as Slurm lets them."""
@@ -499,6 +509,12 @@ class Slurm:
 def _name(request: StartRequest) -> str:
     """A job's name in Slurm, and of its files."""
     return f"batchai-{request.job}-{request.attempt}"
+
+
+def _name_in(handle: Handle) -> str:
+    """The same by a handle, which may be somebody else's work: it becomes a file's name."""
+    name = str(handle.get("name"))
+    return name if _MARK.fullmatch(name) else "batchai-none-0"
 
 
 def _other_engine(handle: Handle) -> str:

@@ -124,6 +124,19 @@ def test_a_job_that_is_suspended_is_frozen() -> None:
     assert poll(line("SUSPENDED")) == Poll(PollState.ALIVE, frozen=(0, 1))
 
 
+def test_a_handle_names_no_file_of_others() -> None:
+    """One that somebody else has made could otherwise have any file of ours removed."""
+    runner = Answers(squeue=line("RUNNING", name="../../mine"))
+    engine(runner).cancel({**HANDLE, "name": "../../mine"})
+    assert [argv for argv in runner.ran if "mine" in " ".join(argv) or argv[0] == "scancel"] == []
+
+
+def test_nodes_that_are_down_are_not_counted() -> None:
+    """An attempt after the first takes as many as there are (minNodes)."""
+    runner = Answers(sinfo="n0|gpu|idle|none\nn1|gpu|down*|Not responding\nn2|gpu|mixed|none\n")
+    assert engine(runner).check(1).usable == 2
+
+
 def test_another_slurm_knows_nothing_of_it() -> None:
     found = poll("", scontrol="ClusterName = test\n")
     assert found.state is PollState.UNKNOWN and "is one of Slurm's cluster prod, and test was asked" in found.detail
