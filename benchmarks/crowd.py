@@ -115,7 +115,7 @@ def crowd(folder: Path, store: Path, jobs: int, seconds: float) -> None:
         watcher = Watcher(world)
         watcher.start()
         made.submit()
-        time.sleep(min(seconds, 5.0))  # what came last settles
+        time.sleep(seconds)  # what came last settles
         begun, before = time.monotonic(), watcher.look()
         time.sleep(seconds)
         waiting = 100 * (watcher.look() - before) / (time.monotonic() - begun)

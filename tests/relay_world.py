@@ -192,4 +192,6 @@ def following(relayed, monkeypatch):
     monkeypatch.setattr(follower.runs, "client", lambda tracking: client)
     cluster = SimpleNamespace(name="local", document=None, record=None, engine=Gone())
     monkeypatch.setattr(supervisor.clusters, "load", lambda name: (cluster, []))
-    return made, client, lambda: follower.follow(made.job, None)
+    store = str(made.share.root)  # another one in each test
+    tracking = follower.runs.Tracking(store, {"MLFLOW_TRACKING_URI": store})
+    return made, client, lambda: follower.follow(made.job, tracking)

@@ -19,13 +19,13 @@ from mlflow_batchai.follower.supervisor import Supervisor
 from mlflow_batchai.job.jobs import Job, pause_after
 from mlflow_batchai.job.lease import Lease, LeaseLostError, LeaseState
 from mlflow_batchai.job.states import JobState, failed_verdict
-from mlflow_batchai.tracking import runs, stores
+from mlflow_batchai.tracking import index, runs, stores
 from mlflow_batchai.tracking.relay import Relay
 from mlflow_batchai.tracking.retrying import GivenUpError, LogThrottle, Result, RetryPolicy
 
 STEP_SECONDS = 0.5
-# The same while an attempt waits for its nodes, as long as a look at its folders (once a second) shows nothing new.
-WAITING_STEP_SECONDS, GLANCE_SECONDS = 15.0, 1.0
+# The same while an attempt waits for its nodes, as long as a look at its folders shows nothing new.
+WAITING_STEP_SECONDS, GLANCE_SECONDS = 30.0, 2.0
 TAG_SECONDS = 5.0
 # For how long a share is away before we ask whether it is for us alone.
 LEAVE_SECONDS = 10.0
@@ -136,6 +136,7 @@ class Follower:
         self._retry = RetryPolicy(seconds, log, lambda: self.supervisor.ended, self._note_error)
         # Not made yet: a database that is away is no reason to leave the nodes alone.
         self._mlflow = stores.client_when_used(tracking)
+        self._cancels = index.cancel_tags(tracking.address, job.plan.experiment_id)
         self._relay = Relay(job, self._mlflow, lease)
         self._asked = self._waits = False
         self._next_round = 0.0
@@ -216,7 +217,7 @@ class Follower:
         self._relay.outputs_when_whole()
         if not self._asked and time.monotonic() >= self._next_tag:
             self._next_tag = time.monotonic() + TAG_SECONDS
-            if self._relay.cancel_wanted():
+            if self._cancels.wanted(self._mlflow, self.job.plan.run_id):
                 self.job.request_cancel("the run's tag batchai.cancel", "")
                 self._asked = True
 

@@ -22,7 +22,7 @@ INDEX_PATIENCE_SECONDS = 30.0
 LEAVE_SECONDS = 10.0
 SILENCE_MARGIN_SECONDS = 15.0
 # Longest pause between two polls of a job that waits for its nodes.
-WAITING_SECONDS = 15.0
+WAITING_SECONDS = 30.0
 WRITER = "follower"
 
 

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import functools
+import threading
+import time
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, cast
 
 from mlflow_batchai.errors import BatchAIError, JobNotFoundError, TrackingError
 from mlflow_batchai.job import signing
+from mlflow_batchai.job.jobs import pause_after
 from mlflow_batchai.terminal import shown
 from mlflow_batchai.tracking import experiments as stored
 from mlflow_batchai.tracking.reading import Page
-from mlflow_batchai.tracking.runs import TAG_CLUSTER, TAG_JOB, TAG_MAC, TAG_STATE, TAG_WORKSPACE, Tracking, client, is_signed
+from mlflow_batchai.tracking.runs import (
+    TAG_CANCEL,
+    TAG_CLUSTER,
+    TAG_JOB,
+    TAG_MAC,
+    TAG_STATE,
+    TAG_WORKSPACE,
+    Tracking,
+    client,
+    is_signed,
+)
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -23,6 +37,8 @@ SAME_NAME = 50
 TERMINATED = "terminated"
 NOT_ENDED = " AND ".join(f"attributes.status != '{status}'" for status in ("FINISHED", "FAILED", "KILLED"))
 LONGEST_WHY = 300
+# How often it is asked which jobs are to end.
+CANCEL_SECONDS = 5.0
 
 
 def find(mlflow: MlflowClient, name: str, workspace: str | None = None, experiment_id: str | None = None) -> Run:
@@ -106,6 +122,40 @@ def is_first(mlflow: MlflowClient, run: Run) -> bool:
 def running(mlflow: MlflowClient, experiments: Sequence[str]) -> list[Run]:
     """Runs of jobs that have not ended, of these experiments (by id)."""
     return list(mlflow.search_runs(list(experiments), f"tags.`{TAG_JOB}` LIKE '%' AND {NOT_ENDED}", max_results=PAGE))
+
+
+class CancelTags:
+    """The runs of an experiment whose tag ``batchai.cancel`` (set in MLflow's own UI, say) asks for their end: one question
+    for all jobs that a process follows. For several threads.
+    """
+
+    def __init__(self, experiment: str) -> None:
+        self._experiment = experiment
+        self._asking = threading.Lock()
+        self._wanted: set[str] = set()
+        self._next = 0.0
+
+    def wanted(self, mlflow: MlflowClient, run_id: str) -> bool:
+        """Whether a run is one of them, as of some seconds ago; what MLflow raises is raised."""
+        begun = time.monotonic()
+        # While another thread asks nobody waits for its answer: the store may be away.
+        if begun >= self._next and self._asking.acquire(blocking=False):
+            try:
+                condition = f"tags.`{TAG_CANCEL}` LIKE '%' AND {NOT_ENDED}"
+                found = mlflow.search_runs([self._experiment], condition, max_results=PAGE)
+                yes = ("true", "1", "yes")
+                self._wanted = {run.info.run_id for run in found if run.data.tags[TAG_CANCEL].lower() in yes}
+                now = time.monotonic()
+                self._next = now + pause_after(now - begun, CANCEL_SECONDS)
+            finally:
+                self._asking.release()
+        return run_id in self._wanted
+
+
+@functools.cache
+def cancel_tags(store: str, experiment: str) -> CancelTags:
+    """Those of an experiment (by id) of a store, the same for all threads of this process."""
+    return CancelTags(experiment)
 
 
 def deleted_too(mlflow: MlflowClient, experiment: str, wanted: str) -> list[Run]:

@@ -342,11 +342,6 @@ class Relay:
         job, step, note = self._job, self._metrics.last_step, self._calls.script_note
         return Facts(job.plan, job.attempt, state, job.hosts, self._waits or "", self._pace, step, sending, notes, note)
 
-    def cancel_wanted(self) -> bool:
-        """Whether someone has set the run's tag ``batchai.cancel`` (in MLflow's own UI, say)."""
-        tags = self._client.get_run(self._run_id).data.tags
-        return tags.get(runs.TAG_CANCEL, "").lower() in ("true", "1", "yes")
-
     def files_when_due(self) -> None:
         """Upload what says what runs, as soon as it is there."""
         if time.monotonic() >= self._next_files:

@@ -186,3 +186,19 @@ def test_who_wants_a_store_waits_for_another_who_makes_it(store_template, tmp_pa
     thread.join(60)
     assert not thread.is_alive()
     assert [path.name for path in tmp_path.iterdir()] == ["m.db"]
+
+
+def test_the_store_is_asked_once_for_all_runs_of_an_experiment_that_are_to_end(world, monkeypatch):
+    client, asked = world.client, []
+    experiment = client.create_experiment("e")
+    cancelled, other, ended = (client.create_run(experiment).info.run_id for _ in range(3))
+    client.set_tag(cancelled, "batchai.cancel", "True")
+    client.set_tag(other, "batchai.cancel", "no")
+    client.set_tag(ended, "batchai.cancel", "true")
+    client.set_terminated(ended)
+    search = client.search_runs
+    monkeypatch.setattr(client, "search_runs", lambda *args, **options: asked.append(args) or search(*args, **options))
+    tags = index.cancel_tags(world.uri, experiment)
+    assert tags is index.cancel_tags(world.uri, experiment)
+    assert [tags.wanted(client, run) for run in (cancelled, other, ended)] == [True, False, False]
+    assert len(asked) == 1

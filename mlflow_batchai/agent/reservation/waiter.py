@@ -13,7 +13,7 @@ The program blocks on the lock of the reservation before its own, in a ``flock``
 * it got a SIGTERM. Agents block that until they can act on it, and a signal that waits for that survives an exec. Some bashes
   let it through while they read: they send it to themselves once more.
 
-With every sixth look it makes the file of its heartbeats a byte longer, which was opened before: it writes to no path of the
+With every third look it makes the file of its heartbeats a byte longer, which was opened before: it writes to no path of the
 share. What the agent was told on its standard input is kept in the program's memory, in no file, word or environment, and is
 the standard input of the next agent. All that comes from users is data to the program: it stands in its words.
 """
@@ -34,7 +34,7 @@ from mlflow_batchai.agent import permissions
 from mlflow_batchai.agent.processes import proc
 
 # A person who ends a job waits for that.
-LOOK_SECONDS = 2.5
+LOOK_SECONDS = 5.0
 # A flock that ends within this time has nothing to wait for, or can't.
 SETTLE_SECONDS = 0.1
 OPTION = "--resumed="
@@ -57,7 +57,7 @@ while [[ -e $stands ]]; do
     (( ${#signs[@]} || ${#asked[@]} > known )) && break
     mapfile status </proc/self/status
     [[ $ended || ${status[*]} == *ShdPnd:$'\t'????????????[4567cdef]???* ]] && break
-    (( ++looks % 6 )) || { printf . >>"/proc/self/fd/$beats"; } 2>/dev/null
+    (( ++looks % 3 )) || { printf . >>"/proc/self/fd/$beats"; } 2>/dev/null
     read -t "$seconds" -u "$gone"
     (( $? > 128 )) || { flock=; break; }
 done
