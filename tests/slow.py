@@ -29,7 +29,9 @@ SLOW = (
     "test_docs.py::test_script_example",
     "tracking/models/test_logged.py::test_all_formats_load_from_every_uri_and_predict_the_same",
     "training/test_guard.py::test_stock_horovod_on_keras_3_fails_with_both_checksums",
+    "training/test_horovod_exact.py::test_four_ranks_equal_one_process_on_jax",
     "training/test_model_trial.py",
     "training/test_report.py::test_the_keras_callback",
     "training/test_resume.py",
+    "training/test_stock_torch.py",
 )
