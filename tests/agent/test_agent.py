@@ -382,7 +382,8 @@ def test_a_broken_share_thread_fails_the_job(cluster: Cluster, waits: bool) -> N
     first = cluster.submit(HOLD, nodes=2) if waits else None
     if first:
         wait_for(lambda: first.log("stdout.txt").count("go") == 2)
-    job = cluster.submit("echo started; sleep 600", patch=BROKEN)
+    # One that waits sleeps after half a second, without that thread.
+    job = cluster.submit("echo started; sleep 600", patch=BROKEN.replace("begun + 1", "begun") if waits else BROKEN)
     assert job.wait()["reason"] == "the agent of node-0 failed: ZeroDivisionError: a bug"
     assert "ZeroDivisionError" in job.logs[0].read_text()
     if first:

@@ -299,14 +299,14 @@ def test_deleting_a_cluster_ends_its_jobs(site: Site, monkeypatch: pytest.Monkey
 
 
 def test_nodes_are_not_removed_under_a_job(site: Site) -> None:
-    """One of an earlier version, which can't be told to end."""
+    """One that can't be told to end: its reservation names no folder."""
     job = site.submit("a")
     running(job)
     book = site.root / "home" / "nodes" / "c" / "book" / "book.json"
     book.write_text(book.read_text().replace(job.folder, ""), encoding="utf-8")
     with pytest.raises(ClusterError, match=f"cluster 'c' still has jobs: {job.plan.job}; delete it again when they have"):
         resizing.delete("c", no_store, site.said.append)
-    assert site.said[0].endswith("it was submitted by an earlier version; end it with: batchai job terminate")
+    assert site.said[0].startswith(f"job {job.plan.job} can't be ended: ")
     assert records.document_path("c").is_file() and site.shown() == ("steady", "1 1 0 0")
 
 
