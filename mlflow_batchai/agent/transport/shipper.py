@@ -172,6 +172,7 @@ class Shipper(threading.Thread):
         self._heartbeats = 0
         self._last_written = 0.0
         self._closing = self._closed = False
+        self._closing_since: float | None = None
         self._abandoned = False
         self._errors = ShareErrors(layout.plan.loss_seconds / 2)
         self.error: OSError | None = None
@@ -297,7 +298,7 @@ class Shipper(threading.Thread):
     def go_on(self) -> bool:
         """Take back a ``finish`` that the share gave no time; False if it has ended since."""
         with self._lock:
-            self._closing = False
+            self._closing, self._closing_since = False, None
             return not self._closed
 
     # The share thread.
@@ -312,16 +313,15 @@ class Shipper(threading.Thread):
             self.broken = error
 
     def _run(self) -> None:
-        closing_since: float | None = None
         while True:
             self._wake.wait(TICK_SECONDS)
             self._wake.clear()
             if self._abandoned:
                 return
-            if not self._closing:
-                closing_since = None
-            elif closing_since is None:
-                closing_since = time.monotonic()
+            with self._lock:
+                if self._closing and self._closing_since is None:
+                    self._closing_since = time.monotonic()
+                closing_since = self._closing_since
             # Each for itself: a share that is full still tells of a cancel request; a log file that can't grow stops nothing.
             unsent = self._attempt(functools.partial(self._write, everything=closing_since is not None))
             if self._resend is not None and not unsent:
@@ -333,7 +333,7 @@ class Shipper(threading.Thread):
             patience = None if closing_since is None else closing_since + LOG_FILE_SECONDS - time.monotonic()
             if patience is not None and not unsent and (not unwritten or patience < 0):
                 with self._lock:
-                    self._closed = self._closing
+                    self._closed = self._closing_since == closing_since  # else there may be more since then
                 if self._closed:
                     self._files.close()
                     return

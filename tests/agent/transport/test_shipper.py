@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -119,6 +120,25 @@ def test_one_that_could_not_finish_goes_on(make: Maker) -> None:
     assert thread.shipper.finish(30)
     assert steps(thread) == [0, 1]
     assert not thread.shipper.go_on()
+
+
+def test_what_comes_between_two_ends_is_sent(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    thread = make()
+    hangs, goes_on = threading.Event(), threading.Event()
+    flush = thread.shipper._flush
+
+    def hanging() -> None:
+        flush()
+        if thread.shipper._closing and not hangs.is_set():
+            hangs.set()
+            goes_on.wait(30)
+
+    monkeypatch.setattr(thread.shipper, "_flush", hanging)
+    assert not thread.shipper.finish(0.2) and hangs.wait(30) and thread.shipper.go_on()
+    metric(thread, 1)
+    assert not thread.shipper.finish(0.2)
+    goes_on.set()
+    assert thread.shipper.finish(30) and steps(thread) == [1]
 
 
 def test_records_and_lines_arrive(make: Maker) -> None:
