@@ -50,8 +50,11 @@ def held(path: str, waiting: Callable[[], None] = lambda: None) -> Iterator[None
     Args:
         waiting: called if somebody else has it, before it is waited for.
     """
-    with open(path, "a") as file:
-        if not try_lock(file.fileno()):
+    descriptor = _open(path)
+    try:
+        if not try_lock(descriptor):
             waiting()
-            fcntl.flock(file, fcntl.LOCK_EX)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(descriptor)

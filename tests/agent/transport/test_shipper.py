@@ -125,15 +125,17 @@ def test_one_that_could_not_finish_goes_on(make: Maker) -> None:
 def test_what_comes_between_two_ends_is_sent(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     thread = make()
     hangs, goes_on = threading.Event(), threading.Event()
-    flush = thread.shipper._flush
+    read, ending = thread.shipper.inbox.read, threading.Event()
 
-    def hanging() -> None:
-        flush()
-        if thread.shipper._closing and not hangs.is_set():
+    def hanging(heeds: bool) -> None:
+        read(heeds)
+        if ending.is_set() and not hangs.is_set():
             hangs.set()
             goes_on.wait(30)
 
-    monkeypatch.setattr(thread.shipper, "_flush", hanging)
+    monkeypatch.setattr(thread.shipper.inbox, "read", hanging)
+    wait_for(thread.shipper.is_alive)
+    ending.set()
     assert not thread.shipper.finish(0.2) and hangs.wait(30) and thread.shipper.go_on()
     metric(thread, 1)
     assert not thread.shipper.finish(0.2)
