@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import types
+import zlib
 from collections.abc import Iterator
 from typing import Any, Callable
 
@@ -52,7 +53,9 @@ def _sums(hvd: Any, tensors: dict[int, Any]) -> dict[int, Any]:
         values = [tensors[i] for i in members]
         name = f"batchai_{kind}_{len(members)}_{sum(_elements(value) for value in values)}"
         if _hvd.on_torch(hvd):
-            flats[name] = _flat(values)
+            # Horovod compares lengths only.
+            shapes = repr([(i, tuple(tensors[i].shape)) for i in members])
+            flats[f"{name}_{zlib.crc32(shapes.encode()):08x}"] = _flat(values)
         else:
             sums.update(zip(members, hvd.grouped_allreduce(values, op=hvd.Sum, name=name, ignore_name_scope=True)))
     if flats:
@@ -257,10 +260,9 @@ def is_distributed(optimizer: Any) -> bool:
 
 
 def _apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-    inner = type(self).apply
     hvd = _hvd.active()
     if hvd is None:
-        return inner(self, grads, trainable_variables)
+        return type(self).apply(self, grads, trainable_variables)
     grads = list(grads)
     if trainable_variables is not None:
         trainable_variables = list(trainable_variables)
@@ -270,7 +272,14 @@ def _apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
     if _Step.applied is not None:
         _Step.applied.append((self, [gradient_spec(g) for g in grads], trainable_variables))
     reduced, _ = reduce_gradients(hvd, settings, grads, _Step.rows)
-    return inner(self, reduced, trainable_variables)
+    return _updated(hvd, self, reduced, trainable_variables)
+
+
+def _updated(hvd: Any, optimizer: Any, grads: list[Any], variables: Any) -> Any:
+    """Apply the sums as Keras does; with torch on a GPU in the operations of a recording, as other ranks may replay theirs."""
+    on_gpu = _hvd.on_torch(hvd) and any(grad is not None and grad.is_cuda for grad in grads)
+    with _torch_step.constants_on_device() if on_gpu else contextlib.nullcontext():
+        return type(optimizer).apply(optimizer, grads, variables)
 
 
 # --- the train step -------------------------------------------------------------------------------------------------
@@ -303,6 +312,8 @@ def _patch_make_train_function() -> None:
             self.train_step = _shared_step(self.train_step)
             force = True
         if self.train_function is not None and not force:
+            if isinstance(self.train_function, _torch_step.TrainStep):
+                self.train_function.forget()
             return None
         compiled = self.jit_compile
         self.jit_compile = False
@@ -312,7 +323,7 @@ def _patch_make_train_function() -> None:
             self.jit_compile = compiled
         if recordable and not self.run_eagerly and (compiled or _torch_step.is_keras_own(self)):
             self.train_function = _torch_step.TrainStep(self.train_function)
-        elif compiled:
+        elif compiled and hvd is not None:
             _hvd.notice(hvd, "the train step runs without jit_compile, as Horovod has no operation for XLA.")
         return None
 
@@ -443,7 +454,7 @@ def _idle_step(hvd: Any, plan: list[tuple[Any, list[Any], Any]], eager: bool) ->
 
     def update(rows: Any, grads: list[Any]) -> None:
         optimizer, _, variables = plan[0]
-        type(optimizer).apply(optimizer, grads, variables)
+        _updated(hvd, optimizer, grads, variables)
         with _step(rows):
             for optimizer, specs, variables in plan[1:]:
                 optimizer.apply(empties(specs, _known(optimizer, variables)), variables)

@@ -8,6 +8,7 @@ cut there, and each replay makes the exchange between the two graphs.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 from typing import Any, Callable, ClassVar
 
@@ -37,9 +38,18 @@ def is_keras_own(model: Any) -> bool:
     if any(isinstance(layer, (keras.layers.Lambda, keras.layers.TorchModuleWrapper)) for layer in layers):
         return False
     optimizer = _hvd.optimizer_core(model.optimizer)
-    told = [model._compile_config.config[key] for key in ("loss", "metrics", "weighted_metrics")]
-    parts = [*layers, *(getattr(layer, "activation", None) for layer in layers), *keras.tree.flatten(told)]
-    parts += [model.train_step, optimizer, optimizer._learning_rate]
+    told = keras.tree.flatten([model._compile_config.config[key] for key in ("loss", "metrics", "weighted_metrics")])
+    parts = [
+        *layers,
+        *told,
+        *(getattr(one, name, None) for one in told for name in ("fn", "_fn")),
+        model.train_step,
+        optimizer,
+        optimizer._learning_rate,
+    ]
+    for layer in layers:
+        parts += getattr(layer, "operations", [])
+        parts += [value for name, value in vars(layer).items() if name.endswith(("activation", "regularizer", "constraint"))]
     return all(getattr(part, "__module__", "keras").split(".")[0] == "keras" for part in parts)
 
 
@@ -51,10 +61,14 @@ class TrainStep:
 
     def __init__(self, step: Callable[[Any], Any]) -> None:
         self._step = step
+        self._possible = True
+        self.forget()
+
+    def forget(self) -> None:
+        """Record anew: with another ``fit`` something may be otherwise."""
         self._form: Any = None
         self._seen = 0
         self._recording: Recording | None = None
-        self._possible = True
 
     def __call__(self, data: Any) -> Any:
         import keras
@@ -67,20 +81,30 @@ class TrainStep:
             return self._step(data)
         self._seen = self._seen + 1 if form == self._form else 1
         self._form = form
-        if self._seen <= STEPS_BEFORE:
-            return self._step(data)
+        if self._seen > STEPS_BEFORE:
+            self._record(data)
+        return self._step(data) if self._recording is None else self._recording.replay(leaves)
+
+    def _record(self, data: Any) -> None:
         try:
-            self._recording = Recording(self._step, data)
-        except RuntimeError:
-            self._possible = False
-            return self._step(data)
-        return self._recording.replay(leaves)
+            if has_room():
+                self._recording = Recording(self._step, data)
+        except Exception:  # whatever is wrong with the step itself, the step as it is will say
+            gc.collect()
+        self._possible = self._recording is not None
+
+
+def has_room() -> bool:
+    """Say whether a step can be kept in memory beside one that is run, for batches of another form."""
+    import torch
+
+    return bool(2 * torch.cuda.max_memory_allocated() < torch.cuda.mem_get_info()[1])
 
 
 class Recording:
     """A train step as CUDA graphs, and the exchanges between them.
 
-    Raises RuntimeError if the step does something that can't be recorded; nothing has been computed then.
+    Raises what torch does about a step that can't be recorded; nothing has been computed then.
     """
 
     current: ClassVar[Recording | None] = None
@@ -101,20 +125,31 @@ class Recording:
         random_state = generator.clone_state()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream), _constants_on_device():
-            Recording.current = self
-            self._begin()
+        with torch.cuda.stream(stream), constants_on_device():
             try:
+                Recording.current = self
+                self._begin()
                 self._logs = step(data)
                 self._end()
             except BaseException:
-                with contextlib.suppress(RuntimeError):
-                    self._graph.capture_end()
-                generator.graphsafe_set_state(random_state)  # a recording that was broken off leaves its own there
+                self._break_off(device.index)
+                generator.graphsafe_set_state(random_state)
                 raise
             finally:
                 Recording.current = None
         torch.cuda.current_stream().wait_stream(stream)
+
+    def _break_off(self, device: int) -> None:
+        """Give back what torch holds for a graph that never ended: its generator's state and its memory pool."""
+        import torch
+
+        try:
+            self._graph.capture_end()
+        except RuntimeError:  # before it comes to the pool, and PyTorch has no other way to it
+            with contextlib.suppress(AttributeError, RuntimeError):
+                torch._C._cuda_endAllocateToPool(device, self._pool)
+                torch._C._cuda_releasePool(device, self._pool)
+        self._parts.clear()
 
     def _begin(self) -> None:
         import torch
@@ -143,7 +178,8 @@ class Recording:
         return self._logs
 
 
-def _constants_on_device() -> Any:
+@functools.cache
+def constants_on_device() -> Any:
     """Return a context in which numbers become tensors by filling memory of the GPU, and its own numbers stay there.
 
     A copy between the GPU and Python can't be recorded.

@@ -25,7 +25,7 @@ import importlib
 from collections.abc import Sequence
 from typing import Any, Callable
 
-from mlflow_batchai.training import _hvd, guard
+from mlflow_batchai.training import _hvd, _torch_step, guard
 
 _FROM_BINDING = [
     "init",
@@ -101,6 +101,8 @@ def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
 def _exchanged(hvd: Any, exchange: Callable[[Any], Any], value: Any) -> Any:
     """Return what ``exchange`` makes of a value as a tensor of the binding: a tensor for a tensor, else NumPy's."""
     keras = importlib.import_module("keras")
+    if _torch_step.Recording.current is not None:
+        raise RuntimeError("Horovod's operations can't be recorded in a CUDA graph")  # so the step is run as it is
     if not _is_tensor(value):
         return exchange(_hvd.to_tensor(hvd, _array(value))).numpy()[()]
     if not _hvd.keras_on("jax"):

@@ -48,7 +48,9 @@ def model(*layers: Any, kind: type = keras.Sequential, rate: Any = 0.1, **option
         (lambda: model(OwnLayer()), False),
         (lambda: model(L.Lambda(own)), False),
         (lambda: model(L.Dense(3, own)), False),
+        (lambda: model(L.Dense(3, kernel_regularizer=own)), False),
         (lambda: model(loss=own), False),
+        (lambda: model(metrics=[keras.metrics.MeanMetricWrapper(own)]), False),
         (lambda: model(metrics=[own]), False),
         (lambda: model(rate=OwnSchedule()), False),
         (lambda: model(kind=OwnStep), False),
@@ -65,7 +67,9 @@ class Batch(types.SimpleNamespace):
         super().__init__(shape=(rows, 4), dtype="float32", data_ptr=None)
 
 
-def trained(monkeypatch: pytest.MonkeyPatch, batches: list[Any], possible: bool = True) -> tuple[list[str], int]:
+def trained(
+    monkeypatch: pytest.MonkeyPatch, batches: list[Any], possible: bool = True, room: bool = True
+) -> tuple[list[str], int]:
     """What was done with each batch, and how often a recording was tried."""
     done: list[str] = []
     tried: list[Any] = []
@@ -80,6 +84,7 @@ def trained(monkeypatch: pytest.MonkeyPatch, batches: list[Any], possible: bool 
             done.append("replayed")
 
     monkeypatch.setattr(_torch_step, "Recording", Stand)
+    monkeypatch.setattr(_torch_step, "has_room", lambda: room)
     step = _torch_step.TrainStep(lambda data: done.append("run"))
     for data in batches:
         step([(data, Batch(1), None)])
@@ -94,6 +99,10 @@ def test_the_fourth_batch_of_one_form_is_recorded_and_others_are_run(monkeypatch
 
 def test_a_step_that_can_t_be_recorded_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert trained(monkeypatch, [Batch(8)] * 7, possible=False) == (["run"] * 7, 1)
+
+
+def test_a_step_that_takes_half_of_the_memory_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert trained(monkeypatch, [Batch(8)] * 7, room=False) == (["run"] * 7, 0)
 
 
 def test_a_batch_that_is_no_tensor_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
