@@ -251,6 +251,7 @@ def test_what_an_engine_can_do_besides_is_asked_of_it(site):
     if isinstance(site.engine, NodeAccess):
         places = [node.machine.ask("place", root=node.root) for node in site.engine.nodes]
         assert list(site.engine.folder_problems(places)) == [""] * len(places)
+        site.engine.close()
 
 
 def test_1_render_shows_what_would_run_and_starts_nothing(site):
