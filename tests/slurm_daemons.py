@@ -45,6 +45,12 @@ class SlurmDaemons:
         self.count = count
         self.config = root / "slurm.conf"
         self._root = root
+        # As it is now: a test's own would have daemons that it starts taken for its job's, and killed.
+        self._environment = {
+            **os.environ,
+            "SLURM_CONF": str(self.config),
+            "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin",
+        }
         self.daemons: dict[str, subprocess.Popen[bytes]] = {}
         # Others have to reach munge's socket.
         root.chmod(0o755)
@@ -97,7 +103,7 @@ class SlurmDaemons:
         for name in ("munged", "slurmctld", *(f"n{node}" for node in range(count))):
             self.start(name)
         try:
-            wait_for(lambda: self.ask("sinfo", "-h", "-t", "idle", "-p", "main", "-o", "%D").strip() == str(count))
+            self.wait_idle()
         except AssertionError:
             self.stop()
             raise
@@ -108,12 +114,11 @@ class SlurmDaemons:
         munge = ["--force", "--foreground", f"--socket={root}/munge.socket", f"--key-file={root}/munge.key"]
         munge += [f"--pid-file={root}/munged.pid", f"--log-file={root}/munged.log", f"--seed-file={root}/munge.seed"]
         argv = {"munged": ["munged", *munge], "slurmctld": ["slurmctld", "-D"]}.get(name, ["slurmd", "-D", "-N", name])
-        environment = {**os.environ, "SLURM_CONF": str(self.config), "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
         # They end with the tests, even if these are killed.
         with (root / f"{name}.out").open("ab") as log:
             self.daemons[name] = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "TERM", *argv],
-                env=environment,
+                env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -123,15 +128,22 @@ class SlurmDaemons:
             wait_for((root / "munge.socket").exists)
 
     def kill(self, name: str) -> None:
-        """Kill a daemon, as if its machine had crashed (what it had started goes on)."""
+        """Kill a daemon, as if its machine had crashed (what it had started goes on).
+
+        The controller may end in order: one that is killed within seconds of a job's start takes it for PENDING afterwards.
+        """
         process = self.daemons.pop(name)
-        process.kill()
+        process.terminate() if name == "slurmctld" else process.kill()
         process.wait()
 
     def ask(self, *argv: str) -> str:
         """Output of one of Slurm's commands."""
         environment = {**os.environ, "SLURM_CONF": str(self.config)}
         return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60).stdout
+
+    def wait_idle(self) -> None:
+        """Wait until all nodes take jobs."""
+        wait_for(lambda: self.ask("sinfo", "-h", "-t", "idle", "-p", "main", "-o", "%D").strip() == str(self.count))
 
     def stop(self) -> None:
         """Stop all: nodes first, so that they can say goodbye."""

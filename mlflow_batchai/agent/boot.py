@@ -49,6 +49,7 @@ def in_slurm(data: bytes, root: str, *arguments: str) -> None:
 
     Args:
         data: the archive, checked.
+        arguments: the agent's; none: it answers verbs.
     """
     _check_python()
     number = os.environ["SLURM_NODEID"]
@@ -62,7 +63,8 @@ def in_slurm(data: bytes, root: str, *arguments: str) -> None:
     # Slurm sets it where it gave the job GPUs; others of the node are not ours, even if nothing hides them.
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
     words = ["--granted", "--node=" + number, "--name=" + os.environ.get("SLURMD_NODENAME", ""), "--root=" + own]
-    os.execv(sys.executable, [sys.executable, "-I", "-S", archive, "agent", *arguments, *words])
+    verb = ["agent", *arguments, *words] if arguments else ["serve"]
+    os.execv(sys.executable, [sys.executable, "-I", "-S", archive, *verb])
 
 
 def _check_python() -> None:

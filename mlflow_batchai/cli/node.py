@@ -17,6 +17,7 @@ from mlflow_batchai.errors import BatchAIError, ClusterError, JobError, NotFound
 
 if TYPE_CHECKING:
     from mlflow_batchai.cluster.clusters import Cluster
+    from mlflow_batchai.engines.base import Handle
     from mlflow_batchai.engines.machines import Node
     from mlflow_batchai.follower.detached import Submitted
 
@@ -66,7 +67,7 @@ def execute_on_cluster(scope: Scope, name: str, node: str, line: str | None, for
 
     On a local cluster it starts in the node's own folder, over SSH (by the program ssh) in the login's home.
     """
-    raise click.exceptions.Exit(_execute(find_cluster(scope, name), node, line, forwards))
+    raise click.exceptions.Exit(_execute(_find(find_cluster(scope, name), node), line, forwards))
 
 
 @job_node.verb("list", JOB_COLUMNS, example="batchai job node list -j digits-3f2a1c -o table")
@@ -109,7 +110,8 @@ def execute_on_job(scope: Scope, job: str, node: str | None, line: str | None, f
         known = ", ".join(f"{one['nodeId']} ({one['host']})" for one in nodes)
         raise NotFoundError(f"job {found.job.name} has no node '{node}' now; it has: {known}")
     cluster = clusters.load(found.job.plan.cluster)[0]
-    raise click.exceptions.Exit(_execute(cluster, chosen[0]["name"], line, forwards))
+    on = _find(cluster, chosen[0]["name"], found.job.handle())
+    raise click.exceptions.Exit(_execute(on, line, forwards))
 
 
 def _alive(found: Submitted) -> list[dict[str, Any]]:
@@ -134,11 +136,10 @@ def _alive(found: Submitted) -> list[dict[str, Any]]:
     ]
 
 
-def _execute(cluster: Cluster, node: str, line: str | None, forwards: Sequence[str]) -> int:
+def _execute(found: Node, line: str | None, forwards: Sequence[str]) -> int:
     """Run a shell line on a node, with our own terminal, and forward ports to it meanwhile.
 
     Args:
-        node: its name in the cluster.
         line: None: only ports are forwarded, until Ctrl-C.
         forwards: ``port:host:port`` each.
 
@@ -146,11 +147,9 @@ def _execute(cluster: Cluster, node: str, line: str | None, forwards: Sequence[s
         The line's exit code.
 
     Raises:
-        NotFoundError: the cluster has no such node.
         UsageError: there is nothing to do, or a forward can't be read.
         ClusterError: bash or ssh can't be started.
     """
-    found = _find(cluster, node)
     for forward in forwards:
         if not _FORWARD.fullmatch(forward):
             raise UsageError(f"-L '{forward}' must be PORT:HOST:PORT")
@@ -172,10 +171,9 @@ def _execute(cluster: Cluster, node: str, line: str | None, forwards: Sequence[s
         return code if code >= 0 else 128 - code
 
 
-def _find(cluster: Cluster, node: str) -> Node:
-    nodes = cluster.node_access.nodes
-    for found in nodes:
-        if found.name == node:
-            return found
-    names = ", ".join(other.name for other in nodes)
+def _find(cluster: Cluster, node: str, handle: Handle | None = None) -> Node:
+    access = cluster.node_access
+    if found := access.find(node, handle):
+        return found
+    names = ", ".join(other.name for other in access.nodes)
     raise NotFoundError(f"cluster '{cluster.name}' has no node '{node}'; its nodes are: {names}")

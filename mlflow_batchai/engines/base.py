@@ -214,7 +214,17 @@ class NodeAccess(Protocol):
 
     @property
     def nodes(self) -> Sequence[Node]:
-        """All of them, in the order of the cluster's document."""
+        """All of them, in the order of the cluster's document; of a scheduler's cluster one that stands for all."""
+
+    def find(self, name: str, handle: Handle | None = None) -> Node | None:
+        """A node by its name, for commands on it; None: there is no such node.
+
+        Args:
+            handle: of the job that runs there; None: it need not be there for one.
+
+        Raises:
+            ClusterError: the scheduler lets nobody on it now.
+        """
 
     def folder_problems(self, places: Sequence[Answer | None]) -> Sequence[str]:
         """Why no job can be sent to nodes for their own folders: a sentence for each node, empty where it can.

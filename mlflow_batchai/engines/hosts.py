@@ -60,6 +60,9 @@ class Hosts:
     def nodes(self) -> Sequence[Node]:
         return self._nodes
 
+    def find(self, name: str, handle: Handle | None = None) -> Node | None:
+        return next((node for node in self._nodes if node.name == name), None)
+
     def folder_problems(self, places: Sequence[Answer | None]) -> Sequence[str]:
         return [""] * len(places)
 

@@ -24,9 +24,11 @@ from mlflow_batchai.documents.cluster import ClusterDocument
 from mlflow_batchai.engines import archive
 from mlflow_batchai.engines.base import CheckResult, Handle, Needs, NodeCommand, Poll, PollState, StartRequest, Terms
 from mlflow_batchai.engines.census import Census, NodeReport, NodeState, Place, Reservation
+from mlflow_batchai.engines.machines import Answer, Node
 from mlflow_batchai.engines.registry import Site
 from mlflow_batchai.engines.shell.connection import Connection, Result
 from mlflow_batchai.engines.shell.target import resolve
+from mlflow_batchai.engines.slurm_node import Commands, SlurmNode
 from mlflow_batchai.errors import ClusterError
 
 # An answer that takes longer is none: with the controller away squeue fails after 18 s, sbatch and scancel after 9 s.
@@ -35,6 +37,8 @@ POLL_SECONDS, ASK_SECONDS = 8.0, 30.0
 CANCEL_SECONDS = 90.0
 # The longest limit that Batch AI had, and what a job has that names none: the partition's own holds then.
 WEEK_SECONDS = 7 * 86400.0
+# How long ``doctor`` waits for a node, and has it at most.
+TAKE_SECONDS, TAKE_MINUTES = 30, 10
 # On the control share, for each user: the agent, what Slurm's jobs print, and secrets until a job starts.
 FOLDER = ".batchai/slurm-"
 KEPT_DAYS = 30
@@ -51,8 +55,12 @@ QUEUE = ("-h", "-o", "%i|%T|%r|%S|%N|%j|%k")
 
 # First program of a task. The archive lies on the share, where others may write: what it holds is checked before it is run.
 _BOOT = """
-import hashlib, io, sys, zipfile
-data = open(sys.argv[1], "rb").read()
+import hashlib, io, socket, sys, zipfile
+try:
+    data = open(sys.argv[1], "rb").read()
+except OSError as error:
+    said = "%s: %s can't be read: %s; is share (or shareOnNodes) mounted there?"
+    sys.exit(said % (socket.gethostname(), sys.argv[1], error.strerror))
 if hashlib.sha256(data).hexdigest() != sys.argv[2]:
     sys.exit(sys.argv[1] + " is not the agent that was submitted")
 boot = {"__name__": "boot"}
@@ -83,7 +91,7 @@ class Here:
         except FileNotFoundError:
             return Result(127, "", f"{argv[0]}: not found")
         except subprocess.TimeoutExpired as error:
-            raise ClusterError(f"{argv[0]} took longer than {timeout:g} s") from error
+            raise ClusterError(f"{argv[0]} took longer than {timeout:g} s; is Slurm's controller away?") from error
         except OSError as error:
             raise ClusterError(f"{argv[0]} can't be run: {error.strerror}") from error
         return Result(done.returncode, *(text.decode("utf-8", "backslashreplace") for text in (done.stdout, done.stderr)))
@@ -119,11 +127,14 @@ def queued(text: str) -> Iterator[Queued]:
             yield Queued(int(fields[0]), *fields[1:])
 
 
+def gpus_of(document: ClusterDocument) -> list[str]:
+    """The option that asks for ``gpusPerNode``, unless ``gres`` does."""
+    return [f"--gres=gpu:{document.gpus_per_node}"] if document.gpus_per_node and not document.gres else []
+
+
 def options_of(document: ClusterDocument, node_count: int, terms: Terms) -> list[str]:
     """Options of sbatch: the cluster's, then the job's, which win, then those that a job can't do without."""
-    words = ["--exclusive"] * document.exclusive
-    if document.gpus_per_node and not document.gres:
-        words.append(f"--gres=gpu:{document.gpus_per_node}")
+    words = [*["--exclusive"] * document.exclusive, *gpus_of(document)]
     if 0 < terms.seconds < WEEK_SECONDS:
         words.append(f"--time={math.ceil((terms.seconds + document.time_margin.total_seconds()) / 60)}")
     return [
@@ -147,8 +158,6 @@ def script_of(agent: Sequence[str], root: str, python: str, secrets: str) -> str
         secrets: the file that agents read; it is gone before any of them runs.
     """
     step, hidden = shlex.join(_STEP), shlex.quote(secrets)
-    base = f'"$HOME"{shlex.quote(root[1:])}' if root.startswith("~/") else shlex.quote(root)
-    tidy = f'root={base}/$SLURM_JOB_ID/$SLURM_NODEID; exec {shlex.quote(python)} -I -S "$root/agent.pyz" remove "$root"'
     return f"""#!/bin/sh
 # With it, srun gives its tasks no PATH.
 unset SLURM_EXPORT_ENV
@@ -157,9 +166,16 @@ exec < {hidden}
 rm -f {hidden}
 {step} {shlex.join(agent)}
 code=$?
-timeout 60 {step} --input=none /bin/sh -c {shlex.quote(tidy)}
+timeout 60 {step} --input=none {shlex.join(tidy_of(root, python))}
 exit $code
 """
+
+
+def tidy_of(root: str, python: str) -> list[str]:
+    """The command that removes a job's folder on its node."""
+    base = f'"$HOME"{shlex.quote(root[1:])}' if root.startswith("~/") else shlex.quote(root)
+    tidy = f'root={base}/$SLURM_JOB_ID/$SLURM_NODEID; exec {shlex.quote(python)} -I -S "$root/agent.pyz" remove "$root"'
+    return ["/bin/sh", "-c", tidy]
 
 
 def node_report(name: str, state: str, why: str) -> NodeReport:
@@ -232,6 +248,7 @@ class Slurm:
         self._runner = runner
         self._identity = identity
         self._folder = f"{share}/{FOLDER}{user}"
+        self._taken: SlurmNode | None = None
 
     def check(self, node_count: int, needs: Needs | None = None) -> CheckResult:
         if needs and needs.container and self._document.containers != "ignore":
@@ -422,13 +439,53 @@ class Slurm:
             )
         return Census(self._nodes(), reservations)
 
+    @property
+    def nodes(self) -> Sequence[Node]:
+        """One, which Slurm gives when it is asked: no other may be looked into."""
+        if self._taken is None:
+            self._taken = SlurmNode(self._commands(), take=self._take)
+        return [Node("any", self._taken, self._root)]
+
+    def folder_problems(self, places: Sequence[Answer | None]) -> Sequence[str]:
+        return [""] * len(places)
+
+    def find(self, name: str, handle: Handle | None = None) -> Node:
+        job = handle["ticket"] if handle and handle["engine"] == "slurm" else None
+        if job is None:
+            running = queued(self._ask(["squeue", *QUEUE, "--me", "-t", "RUNNING", "-w", name]))
+            job = next((one.id for one in running if _MARK.fullmatch(one.name)), None)
+        if job is None:
+            raise ClusterError(
+                f"cluster '{self._cluster}': no job of yours runs on node {name}, and Slurm lets you on no other"
+            )
+        return Node(name, SlurmNode(self._commands(), name, job), self._root)
+
     def admit(self, count: int) -> None:
         """All nodes take jobs, as far as Slurm lets them."""
 
     def close(self) -> None:
+        if self._taken:
+            # Slurm ends it, too, after some minutes.
+            with contextlib.suppress(ClusterError):
+                self._taken.close()
         self._runner.close()
 
     # What is run.
+
+    def _commands(self) -> Commands:
+        login = self._runner.target if isinstance(self._runner, Connection) else None
+        return Commands(self._ask, self._booted(), tidy_of(self._root, self._document.agent_python), login)
+
+    def _take(self) -> int:
+        """Take a node for some minutes, to look at it; the job's number."""
+        self._store_agent()
+        limits = (f"--immediate={TAKE_SECONDS}", f"--time={TAKE_MINUTES}", "--nodes=1", "--job-name=batchai-doctor")
+        asked = ["salloc", "--no-shell", *gpus_of(self._document), *self._document.words, *limits]
+        done = self._run(asked, timeout=TAKE_SECONDS + ASK_SECONDS)
+        granted = re.search(r"Granted job allocation (\d+)", done.err)
+        if done.code or not granted:
+            raise self._error(asked, done)
+        return int(granted[1])
 
     def _sbatch(self, request: StartRequest) -> list[str]:
         name = _name(request)
@@ -449,21 +506,14 @@ class Slurm:
         return script_of(self._agent(request), self._root, self._document.agent_python, secrets)
 
     def _agent(self, request: StartRequest) -> list[str]:
+        job = (f"--share={self._share}", f"--folder={request.folder}", f"--attempt={request.attempt}")
+        return ["--label", *self._booted(), *job]
+
+    def _booted(self) -> list[str]:
+        """The command of a task that runs the agent, without the words of a job: it serves, then."""
         data = archive.build()
-        return [
-            "--label",
-            self._document.agent_python,
-            "-I",
-            "-S",
-            "-c",
-            _BOOT,
-            f"{self._folder}/{archive.name_of(data)}",
-            archive.hash_of(data),
-            self._root,
-            f"--share={self._share}",
-            f"--folder={request.folder}",
-            f"--attempt={request.attempt}",
-        ]
+        path = f"{self._folder}/{archive.name_of(data)}"
+        return [self._document.agent_python, "-I", "-S", "-c", _BOOT, path, archive.hash_of(data), self._root]
 
     def _store(self, name: str, data: bytes) -> None:
         done = self._run(["sh", "-c", _STORE, "sh", self._folder, name], data)
@@ -493,13 +543,14 @@ class Slurm:
     def _error(self, argv: Sequence[str], done: Result) -> ClusterError:
         """One sentence on a command of Slurm that failed."""
         where = f"login node {self._document.login}" if self._document.login else "this machine"
-        title, said = f"cluster '{self._cluster}'", _last(done.err)
+        # What a task says last stands before what srun says of its end.
+        title, said = f"cluster '{self._cluster}'", _last(re.sub(r"(?m)^srun: .*", "", done.err)) or _last(done.err)
         if done.code == 127:
             remedy = "put Slurm's commands on its PATH" + ("" if self._document.login else ", or name a login node (login)")
             return ClusterError(f"{title}: there is no {argv[0]} on {where}; {remedy}")
         if "ontact slurm controller" in done.err or "timed out" in done.err:
             return ClusterError(f"{title}: Slurm's controller doesn't answer on {where} ({said}); try again when it does")
-        if argv[0] == "sbatch":
+        if argv[0] in ("sbatch", "salloc"):
             return ClusterError(
                 f"{title}: Slurm refuses the job: {said}; correct the cluster document, the job's slurm block or its nodeCount"
             )

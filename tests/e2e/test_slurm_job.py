@@ -128,6 +128,29 @@ def test_scancel_by_hand(world: Any, cluster: Any, here: HereClient, slurm: Slur
     assert run.info.status == "FAILED" and "told to end (SIGTERM)" in run.data.tags["batchai.reason"]
 
 
+def test_looking_into_nodes(
+    world: Any, cluster: Any, here: HereClient, slurm: SlurmDaemons, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """``doctor`` has a node for a moment; ``node exec`` gets into nodes of one's own jobs, with what Slurm gave these."""
+    cluster(gpusPerNode=1)
+    cli = Cli(world)
+    found = cli.json("doctor", "nc6", "-o", "json")
+    checks = {check["name"]: check["text"] for check in found["checks"]}
+    assert list(checks) == ["reachable", "python", "training", "GPUs", "share", "folder"] and found["ready"] == 1, checks
+    assert checks["reachable"].startswith("Slurm gave n") and checks["GPUs"].startswith("1")
+    here.submit(world.project(WAITS, batchai=config(2)))
+    run = running(world)
+    (job, where), line = slurm.ask("squeue", "-h", "-o", "%i %N").split(), "echo $SLURM_JOB_ID $SLURMD_NODENAME; exit 3"
+    capfd.readouterr()
+    assert cli("job", "node", "exec", "-j", run.data.tags["batchai.job"], "-n", "node-1", "--exec", line).code == 3
+    assert capfd.readouterr().out.split() == [job, "n1"] and where == "n[0-1]"
+    assert cli("cluster", "node", "exec", "-c", "nc6", "-n", "n0", "--exec", line).code == 3
+    refused = cli("cluster", "node", "exec", "-c", "nc6", "-n", "n3", "--exec", line)
+    assert "no job of yours runs on node n3, and Slurm lets you on no other" in refused.err
+    go(world)
+    assert ended(world, run).info.status == "FINISHED"
+
+
 def test_what_slurm_refuses(world: Any, cluster: Any, here: HereClient) -> None:
     """One sentence, and nothing is left: no run, no job in Slurm."""
     cluster()

@@ -250,7 +250,8 @@ def test_what_an_engine_can_do_besides_is_asked_of_it(site):
         assert len(site.engine.census().nodes) == site.engine.node_limit
     if isinstance(site.engine, NodeAccess):
         places = [node.machine.ask("place", root=node.root) for node in site.engine.nodes]
-        assert list(site.engine.folder_problems(places)) == ["", ""]
+        assert list(site.engine.folder_problems(places)) == [""] * len(places)
+        site.engine.close()
 
 
 def test_1_render_shows_what_would_run_and_starts_nothing(site):
