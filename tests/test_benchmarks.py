@@ -68,4 +68,4 @@ def test_share_transfer(world: Any) -> None:
     rows = result.stdout.splitlines()[2:]
     assert len(rows) == 28
     assert all(re.search(r": -?\d+\.\d\d \(", row) for row in rows), rows
-    assert len([row for row in rows if "(requests): 3.00" in row]) == 2, rows
+    assert len([row for row in rows if "(requests): 1.00" in row]) == 2, rows
