@@ -194,6 +194,7 @@ def _find_toolkit(target: Target, interpreter: Interpreter, environ: Mapping[str
         if toolkit is None:
             continue
         if toolkit.version.split(".")[0] == target.major:
+            _check_architectures(toolkit, target)
             return toolkit
         others.append(f"{toolkit.root} is CUDA {toolkit.version}")
     found = f" ({'; '.join(dict.fromkeys(others))})" if others else ""
@@ -228,6 +229,16 @@ def _described(nvcc: str, interpreter: Interpreter) -> Toolkit | None:
     if from_pip and not all(any(Path(root).glob(name)) for name in _NVCC_NEEDS):
         return None
     return Toolkit(root, release[1], from_pip)
+
+
+def _check_architectures(toolkit: Toolkit, target: Target) -> None:
+    known = re.findall(r"\bsm_(\d+)\b", _said(os.path.join(toolkit.root, "bin", "nvcc"), "--list-gpu-code"))
+    unknown = [name for name in target.architectures if known and name not in known]
+    if unknown:
+        raise HorovodBuildError(
+            f"CUDA {toolkit.version} ({toolkit.root}) has no code for GPUs of compute capability {', '.join(unknown)}, but for "
+            f"{', '.join(known)}: use another toolkit (CUDA_HOME), name others of these with --cuda-arch, {_INSTEAD}."
+        )
 
 
 def _said(*argv: str) -> str:

@@ -142,6 +142,10 @@ def _of_time(error: HttpResponseError, credential: Credential) -> str | None:
             way = "ahead of" if ahead > 0 else "behind"
             return f"this machine's clock is {abs(ahead) / 60:.0f} minutes {way} the service's; set it right"
     why = time_trouble(credential.sas, date) if credential.sas else ""
+    # A SAS by a stored access policy doesn't say its times. This text may hold parts of the request: it is never shown.
+    detail = (getattr(error, "additional_info", None) or {}).get("authenticationerrordetail")
+    if not why and "not valid in the specified time frame" in str(detail):
+        why = "is not valid now"
     return f"the SAS of storage account '{{account}}' {why}; make a new one" if why else None
 
 

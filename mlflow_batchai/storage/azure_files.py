@@ -13,11 +13,13 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TypeVar, cast
 
 from azure.core.exceptions import HttpResponseError, ResourceModifiedError, ServiceResponseError
+from azure.storage.fileshare import ContentSettings
 
 from mlflow_batchai.agent.azure_errors import moment
 from mlflow_batchai.agent.protocol import LONGEST_SEGMENT
@@ -386,6 +388,15 @@ class AzureFilesShare:
                 if code_of(error) != "DirectoryNotEmpty":
                     raise
                 return False
+        return True
+
+    def touch(self, path: str) -> bool:
+        full, now = self._full(path), datetime.now(timezone.utc)
+        try:
+            with self._errors(full):
+                self._share.get_file_client(full).set_http_headers(ContentSettings(), file_last_write_time=now)
+        except ShareNotFoundError:
+            return False
         return True
 
     def keeping(self, folder: str) -> AzureFilesShare:

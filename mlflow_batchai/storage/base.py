@@ -111,6 +111,9 @@ class Share(Protocol):
     def delete(self, path: str) -> None:
         """Remove a file or a directory."""
 
+    def touch(self, path: str) -> bool:
+        """Have a file look as if it were written now; False if it isn't there, or that is not permitted."""
+
     def keeping(self, folder: str) -> Share:
         """The same share for writers in a folder that must exist already."""
 

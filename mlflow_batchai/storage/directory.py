@@ -229,6 +229,16 @@ class DirectoryShare:
         with contextlib.suppress(ShareNotFoundError), self._errors(path):
             safeopen.remove(str(self._base), self._below(path))
 
+    def touch(self, path: str) -> bool:
+        with self._errors(path):
+            *above, name = safeopen.parts_of(self._below(path))
+            try:
+                with safeopen.open_folder(str(self._base), "/".join(above)) as folder:
+                    os.utime(name, dir_fd=folder, follow_symlinks=False)
+            except (FileNotFoundError, NotADirectoryError, PermissionError):
+                return False
+        return True
+
     def keeping(self, folder: str) -> DirectoryShare:
         if folder == self._kept:
             return self

@@ -28,8 +28,9 @@ BLOCK = 1 << 20
 # Files of more bytes are sent one after the other: a share sends pieces of each at once.
 LARGE = 4 << 20
 JUST_NOW_NS = 3_000_000_000
-# What was sent longer ago is sent again, so that its age tells that nobody uses it: `batchai gc` leaves what was sent since
-# ``STAYS_SECONDS``. A set is believed to lie there for as long again, and a submit has the rest of the time to write its plan.
+# What is older is touched by the submit that needs it, so that its age tells that nobody uses it: `batchai gc` leaves what is
+# younger than ``STAYS_SECONDS``. A set is believed to lie there for as long again, and a submit has the rest of the time to
+# write its plan.
 FRESH_SECONDS, STAYS_SECONDS = 7 * 86400.0, 21 * 86400.0
 
 Progress = Callable[[int, int], None]
@@ -174,7 +175,9 @@ def holds_any(share: Share) -> bool:
 
 
 def upload(share: Share, files: Sequence[StagedFile], progress: Progress | None = None) -> int:
-    """Send what the share doesn't hold yet, or has held for long. Where requests cost time, one may tell that all lies there.
+    """Send what the share doesn't hold yet, or not whole. Where requests cost time, one may tell that all lies there.
+
+    What it has held for long is only touched: ranks may have it open, and it may be large.
 
     Args:
         progress: called with (bytes sent so far, bytes to send) as blocks are sent, never twice at a time.
@@ -240,13 +243,16 @@ def _make_folders(share: Share, wanted: Collection[str]) -> set[str]:
 
 
 def _missing(share: Share, wanted: dict[str, StagedFile], folders: Collection[str]) -> list[StagedFile]:
-    """Objects that lie in none of the folders, or were sent long ago, in the order of their paths."""
+    """Objects that don't lie whole in one of the folders, in the order of their paths; old ones that do are touched."""
     known: set[str] = set()
     now = time.time()
 
     def look(folder: str) -> None:
-        entries = share.list(f"{OBJECTS}/{folder}")
-        known.update(entry.name for entry in entries if entry.modified is None or abs(now - entry.modified) < FRESH_SECONDS)
+        for name, size, _, modified in share.list(f"{OBJECTS}/{folder}"):
+            if name not in wanted or size != wanted[name].size:
+                continue
+            if modified is None or abs(now - modified) < FRESH_SECONDS or share.touch(object_path(name)):
+                known.add(name)
 
     each(share, look, folders)
     return sorted(file for sha256, file in wanted.items() if sha256 not in known)

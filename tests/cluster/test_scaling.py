@@ -306,7 +306,8 @@ def test_nodes_are_not_removed_under_a_job(site: Site) -> None:
     book.write_text(book.read_text().replace(job.folder, ""), encoding="utf-8")
     with pytest.raises(ClusterError, match=f"cluster 'c' still has jobs: {job.plan.job}; delete it again when they have"):
         resizing.delete("c", no_store, site.said.append)
-    assert site.said[0].startswith(f"job {job.plan.job} can't be ended: ")
+    assert site.said[0].startswith(f"job {job.plan.job} can't be ended: its reservation names no folder")
+    assert not (site.root / "share" / "batchai").exists()
     assert records.document_path("c").is_file() and site.shown() == ("steady", "1 1 0 0")
 
 

@@ -291,7 +291,9 @@ def test_a_command_that_is_ended_leaves_no_process_and_no_wheel(world, tmp_path,
     world.order(sleep=True)
     (tmp_path / "temporary").mkdir()
     environment = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
-    code = f"from mlflow_batchai.horovod_wheel import source; source.SDIST_SHA256 = {source.SDIST_SHA256!r}\n"
+    # A hangup is ignored, and stays so, where the tests themselves run under nohup.
+    code = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
+    code += f"from mlflow_batchai.horovod_wheel import source; source.SDIST_SHA256 = {source.SDIST_SHA256!r}\n"
     code += command
     process = subprocess.Popen([sys.executable, "-c", code, "--python", str(world.python)], env=environment)
     try:

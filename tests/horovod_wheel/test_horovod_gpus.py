@@ -16,6 +16,7 @@ NVCC = """\
 case "$1" in
 --version) echo "Cuda compilation tools, release {version}, V{version}.88" ;;
 -v) echo "#$ _SPACE_= " >&2; echo "#$ TOP={root}/bin/.." >&2; echo "nvcc fatal: no such file" >&2; exit 1 ;;
+--list-gpu-code) printf 'sm_75\\nsm_80\\nsm_90\\n' ;;
 esac
 """
 TARGET = Target("13.0", ("90",))
@@ -157,6 +158,10 @@ def test_each_missing_part_is_a_sentence_that_says_how_to_get_it(machine, tmp_pa
         machine.find()
     machine.nccl(machine.system)
     machine.find()
+    with pytest.raises(
+        HorovodBuildError, match=r"no code for GPUs of compute capability 70, 121, but for 75, 80, 90: use another"
+    ):
+        machine.find(Target("13.0", ("70", "90", "121")))
 
 
 def test_nccl_is_the_named_one_then_pips_then_the_systems(machine, tmp_path):

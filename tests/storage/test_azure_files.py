@@ -264,6 +264,18 @@ def test_what_opens_it_is_refused(azure, opened, credential, words):
     assert len(azure.requests()) == 1, "it is not tried again"
 
 
+def test_a_sas_by_a_stored_access_policy_does_not_say_its_times():
+    answer = SimpleNamespace(status_code=403, reason="Forbidden", headers={"x-ms-error-code": "AuthenticationFailed"})
+    error = HttpResponseError(response=answer)
+    error.additional_info = {"authenticationerrordetail": "Signature not valid in the specified time frame: hush"}
+
+    def ask():
+        with azure_errors.translated(parse("https://acct.file.core.windows.net/data"), Credential(sas="si=week&sig=hush"), "x"):
+            raise error
+
+    assert "the SAS of storage account 'acct' is not valid now; make a new one" in refused(ask)
+
+
 def test_a_full_share(azure, opened):
     share = opened()
     name = parse(share.url).share

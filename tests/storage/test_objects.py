@@ -34,13 +34,31 @@ def test_an_unchanged_project_sends_nothing(share, project):
     assert upload(share, scan(project)) == 4
 
 
-def test_what_was_sent_long_ago_is_sent_again(share, project, monkeypatch):
-    """So its age tells `batchai gc` that nobody uses it."""
+def test_what_was_sent_long_ago_gets_a_new_time(share, project, monkeypatch):
+    """So its age tells `batchai gc` that nobody uses it. Its content is not sent again: ranks may have it open."""
+
+    def found():
+        folders = [object_path(file.sha256).rpartition("/")[0] for file in files]
+        return [(entry.name, entry.modified) for folder in folders for entry in share.list(folder)]
+
     files = scan(project)
-    sent = upload(share, files)
-    assert upload(share, files) == 0
+    upload(share, files)
+    before = found()
+    assert upload(share, files) == 0 and found() == before
     monkeypatch.setattr(objects, "FRESH_SECONDS", 0.0)
-    assert upload(share, files) == sent
+    assert upload(share, files) == 0
+    assert all(now > then for (_, now), (_, then) in zip(found(), before, strict=True))
+
+
+def test_what_lies_there_half_or_cant_be_touched_is_sent(share, project, monkeypatch):
+    files = scan(project)
+    upload(share, files)
+    share.write(object_path(files[0].sha256), b"o")
+    share.delete(f"{OBJECTS}/trees")
+    assert upload(share, files) == files[0].size
+    monkeypatch.setattr(objects, "FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(share, "touch", lambda path: False)
+    assert upload(share, files) == 3 + 3_000_000
 
 
 def test_a_file_that_changes_meanwhile_is_not_stored(share, project):

@@ -226,6 +226,15 @@ def test_6_what_isnt_there(share, name):
     assert f"a/{name}" in str(error.value)
 
 
+def test_a_file_that_is_touched_is_the_same_and_younger(share):
+    share.write("a/file", b"1")
+    (before,) = share.list("a")
+    assert share.touch("a/file")
+    (after,) = share.list("a")
+    assert after.modified > before.modified and share.read("a/file") == b"1"
+    assert not share.touch("a/none") and not share.touch("none/file")
+
+
 @pytest.mark.parametrize("path", ["..", "../x", "a/../../x", "a/\0"])
 def test_6_no_path_leads_out(share, path):
     many = (lambda: share.write(path, b"x"), lambda: list(share.read_many(["none", path])))

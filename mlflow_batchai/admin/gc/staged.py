@@ -24,24 +24,24 @@ def find(share: Share, found: Sequence[str], going: Collection[str], age: Age) -
     Raises:
         ShareError: a plan can't be read.
     """
-    unnamed = _unnamed(share, named_hashes(share, [folder for folder in found if folder not in going]), age)
+    named = named_hashes(share, [folder for folder in found if folder not in going])
+    unnamed = [one for some in each(share, partial(_unnamed, share, named, age), _folders(share)) for one in some]
     if not unnamed:
         return []
-    newest = max(entry.modified or 0.0 for _, entry in unnamed)
+    newest = max(entry.modified or 0.0 for entry in unnamed)
     count = f"{len(unnamed)} file{'' if len(unnamed) == 1 else 's'} that no job names"
-    size = sum(entry.size for _, entry in unnamed)
+    size = sum(entry.size for entry in unnamed)
     return [Item("staged files", f"{share.url}/{OBJECTS}", size, newest, count, partial(_remove, share, age))]
 
 
-def _unnamed(share: Share, named: Collection[str], age: Age) -> list[tuple[str, Entry]]:
-    """(path, entry) of the staged files that aren't among the named ones and were sent long enough ago."""
-    folders = [f"{OBJECTS}/{entry.name}" for entry in share.list(OBJECTS) if entry.is_directory and len(entry.name) == 2]
-    return [
-        (f"{folder}/{entry.name}", entry)
-        for folder, entries in zip(folders, each(share, share.list, folders), strict=True)
-        for entry in entries
-        if entry.name not in named and age.is_past(entry.modified, STAYS_SECONDS)
-    ]
+def _folders(share: Share) -> list[str]:
+    """The folders that staged files lie in."""
+    return [f"{OBJECTS}/{entry.name}" for entry in share.list(OBJECTS) if entry.is_directory and len(entry.name) == 2]
+
+
+def _unnamed(share: Share, named: Collection[str], age: Age, folder: str) -> list[Entry]:
+    """Staged files of a folder that aren't among the named ones and were sent, or last needed, long enough ago."""
+    return [entry for entry in share.list(folder) if entry.name not in named and age.is_past(entry.modified, STAYS_SECONDS)]
 
 
 def named_hashes(share: Share, found: Sequence[str]) -> set[str]:
@@ -70,8 +70,12 @@ def _hashes(value: Any) -> Iterable[str]:
 
 
 def _remove(share: Share, age: Age) -> bool:
-    """Remove what no job names by now, and what says that whole sets lay there."""
-    unnamed = [path for path, _ in _unnamed(share, named_hashes(share, places.find(share)), age)]
-    old = [f"{TREES}/{entry.name}" for entry in share.list(TREES) if age.is_past(entry.modified, STAYS_SECONDS)]
-    each(share, share.delete, [*unnamed, *old])
+    """Remove what no job names by now, and then what says that whole sets lie there, so that the next submit looks itself.
+
+    A submit touches what it needs before it writes its plan: so plans are read first, each folder just before its files go.
+    """
+    named = named_hashes(share, places.find(share))
+    for folder in _folders(share):
+        each(share, share.delete, [f"{folder}/{entry.name}" for entry in _unnamed(share, named, age, folder)])
+    share.delete(TREES)
     return True

@@ -8,15 +8,16 @@ that could use them: training would be right, and many times slower.
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import hashlib
+import itertools
 import os
 import re
 import shutil
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from mlflow_batchai.agent import permissions, protocol, safeopen
@@ -117,23 +118,25 @@ def candidates(share: str, key: str | None) -> list[str]:
     return [path for _, path in sorted(found)]
 
 
-def _copied(share: str, name: str, target: str) -> str | None:
-    """Copy a wheel of the share to this node's disk; the copy's SHA-256, None if it can't be had."""
+def _copied(share: str, name: str, target: str) -> str:
+    """Copy what can be had of a wheel of the share to this node's disk; the copy's SHA-256.
+
+    Raises:
+        OSError: this node's disk doesn't take it.
+    """
     digest = hashlib.sha256()
     os.makedirs(os.path.dirname(target), exist_ok=True)
-    try:
-        with safeopen.open_file(share, name) as file, open(target, "wb") as copy:
-            if os.fstat(file.fileno()).st_size > MOST_BYTES:
-                return None
-            for block in iter(lambda: file.read(1 << 20), b""):
-                digest.update(block)
-                if copy.tell() + copy.write(block) > MOST_BYTES:
-                    return None
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        return None
+    with open(target, "wb") as copy:
+        for block in _blocks(share, name):
+            digest.update(block)
+            copy.write(block)
     return digest.hexdigest()
+
+
+def _blocks(share: str, name: str) -> Iterator[bytes]:
+    """Read a file of the share as far as that is possible, and no more than ``MOST_BYTES``."""
+    with contextlib.suppress(OSError), safeopen.open_file(share, name) as file:
+        yield from itertools.islice(iter(lambda: file.read(1 << 20), b""), MOST_BYTES >> 20)
 
 
 def content(python: str, framework: str, variables: Mapping[str, str]) -> tuple[str | None, bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from mlflow_batchai.admin.gc.items import Age, Item
 from mlflow_batchai.agent.protocol import OBJECTS, TREES, object_path
 from mlflow_batchai.errors import ShareError
 from mlflow_batchai.job import places
+from mlflow_batchai.storage.objects import StagedFile, upload
 
 DAY = 86400.0
 
@@ -60,6 +62,23 @@ def test_a_job_that_comes_after_the_search_keeps_its_files(control: Any) -> None
     control.job("new", code=(sha256,))
     assert item.remove()
     assert control.there(object_path(sha256))
+
+
+def test_a_submit_beside_it_keeps_its_files(control: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its plan is still to come, and what it needs has lain there for long."""
+    first, second = control.staged("aa1", 31), control.staged("bb1", 31)
+    (item,) = look(control)
+    delete = control.share.delete
+
+    def submit_meanwhile(path: str) -> None:
+        if path == object_path(first):
+            assert upload(control.share, [StagedFile("x", Path("/unused"), second, 0o644, size=10)]) == 0
+        delete(path)
+
+    monkeypatch.setattr(control.share, "delete", submit_meanwhile)
+    assert item.remove()
+    assert control.there(object_path(second)) and not control.there(object_path(first))
+    assert control.share.list(TREES) == []
 
 
 def test_a_plan_that_cant_be_read_keeps_all(control: Any) -> None:

@@ -87,6 +87,16 @@ def test_gpus_are_not_left_idle_by_a_wheel_without_nccl(
     assert key is not None and ("_cuda13.0_sm90-" in key, nccl) == (bool(cards), bool(cards))
 
 
+def test_a_disk_of_the_node_that_takes_no_wheel_is_no_change_of_the_wheel(make_layout: Callable[..., NodeLayout]) -> None:
+    layout = make_layout()
+    make_wheel(Path(layout.mounted_share) / "wheels", "horovod", "0.28.1", {})
+    layout.plan = replace(layout.plan, wheels=named(Path(layout.mounted_share)))
+    Path(layout.temp, "wheels", "0", "horovod-0.28.1-py3-none-any.whl").mkdir(parents=True)
+    steps: Any = wheels.Steps(None, None, print, {})  # type: ignore[arg-type]
+    with pytest.raises(IsADirectoryError):
+        wheels.install(layout, "/bin/false", "tensorflow", ["horovod"], steps)
+
+
 def start(cluster: Cluster, dependencies: list[str], content: str, **environment: str) -> Job:
     """A job that prints which Horovod it got, in an environment of its own."""
     python_env = {
