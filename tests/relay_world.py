@@ -17,6 +17,7 @@ from mlflow_batchai.errors import ClusterError
 from mlflow_batchai.follower import follower, supervisor
 from mlflow_batchai.job.lease import Lease
 from mlflow_batchai.tracking import runs
+from mlflow_batchai.tracking.models import promotion
 from mlflow_batchai.tracking.relay import Relay
 
 
@@ -147,8 +148,9 @@ def folder(tmp_path: Path) -> Callable[..., JobFolder]:
 
 
 @pytest.fixture
-def relayed(folder, store_template, tmp_path):
+def relayed(folder, store_template, tmp_path, monkeypatch):
     """(job folder, client, makes a relay as a new process would)"""
+    monkeypatch.setattr(promotion, "MOVE_SECONDS", 0.0)
     shutil.copy(store_template, tmp_path / "m.db")
     tracking = runs.absolute("sqlite:///m.db", tmp_path)
     real = runs.client(tracking)

@@ -243,10 +243,11 @@ def list_jobs(scope: Scope, cluster: str | None, state: str | None, limit: int, 
         "cluster": short_name(cluster) if cluster else None,
         "state": state,
     }
-    size = index.PAGE if every else limit
+    size = index.PAGE if every else limit + 1
     found = experiments.pages(lambda token: index.jobs(mlflow, size, token, names, **wanted))
-    listed = list(found if every else itertools.islice(found, limit))
-    if len(listed) == limit and not every:
+    listed = list(found if every else itertools.islice(found, size))
+    if len(listed) > limit and not every:
+        del listed[limit:]
         notice(f"these are the newest {limit}: --limit N or --all shows more")
     if not listed:
         if scope.workspace_given:

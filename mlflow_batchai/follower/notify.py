@@ -41,6 +41,12 @@ def secrets(planned: Notify | None, known: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in {**_named(notify), **known}.items() if name in _names(notify)}
 
 
+def is_wanted(ends: Sequence[str] | None, state: str) -> bool:
+    """Whether news of an end are wanted, by the ends that batchai.yaml names; None: as config.yaml says."""
+    chosen = _chosen(None)[0] if ends is None else None
+    return state in (chosen.on if chosen else ends or ())
+
+
 def tell(job: Job, attempt: int, end: JobState, page: str, known: Mapping[str, str], say: Callable[[str], None]) -> None:
     """Tell that a job has ended for good, at most once for this end, however many followers come to it.
 

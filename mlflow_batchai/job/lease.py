@@ -148,8 +148,8 @@ class Lease:
         known = {key: check for key, check in _CURSOR.items() if key in cursor}
         if not has(cursor, known) or (signature is not Signature.OWN and self._job.signature is Signature.OWN):
             return None
-        memory = cursor.get("memory")
-        if signature is not Signature.OWN and isinstance(memory, dict):
+        if signature is not Signature.OWN and "memory" in cursor:
+            memory = cursor["memory"] if isinstance(cursor["memory"], dict) else {}
             # Another user may have written anything there: all but the sentences is relayed again, and MLflow drops it.
             sentences = {key: memory[key] for key in _SENTENCES if list_of(is_text)(memory.get(key))}
             cursor["memory"] = {**sentences, "attempt": cursor.get("attempt", 1)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -14,9 +15,11 @@ from mlflow_batchai.storage.objects import StagedFile
 
 GIT_SECONDS = 10.0
 MOST_DIFF_BYTES = 1 << 20
+# Of git's answer: names of changed files, and their changes.
+MOST_BYTES = 8 << 20
 MOST_NAMES = 1000
 _DIFF = (
-    *("--patch-with-raw", "-z", "--no-abbrev", "--relative", "--no-renames", "--no-color", "--no-ext-diff", "--no-textconv"),
+    *("diff", "HEAD", "-z", "--no-abbrev", "--relative", "--no-renames", "--no-color", "--no-ext-diff", "--no-textconv"),
     *("--src-prefix=a/", "--dst-prefix=b/", "--ignore-submodules=all"),
 )
 _HEADER = b"diff --git "
@@ -45,25 +48,30 @@ def since_commit(folder: Path, code: Sequence[StagedFile], secret_texts: Collect
         (those whose change holds a secret); ``diff`` (text, bytes that are no UTF-8 as lone surrogates; None: nothing to
         show) and ``note`` (what could not be found out, or None).
     """
-    git = _Git(folder)
+    git, commit = _Git(folder), None
     try:
         commit = git.ask("rev-parse", "--verify", "--quiet", "HEAD").decode("ascii", "replace").strip()
         if not commit:
             return None
         tracked = {os.fsdecode(name) for name in git.ask("ls-files", "-z").split(b"\0")}
-        changes = list(_changes(git.ask("diff", "HEAD", *_DIFF, "--", ".")))
+        names = [change.path for change in _changes(git.ask(*_DIFF, "--raw", "--", "."))]
         sent = {file.path for file in code}
-        shown = [change for change in changes if change.path in sent]
+        changed = [name for name in names if name in sent]
+        wanted = changed[:MOST_NAMES]
+        # What isn't sent may be data, and its change huge.
+        words = ("--literal-pathspecs", *_DIFF, "--patch-with-raw", "--", *wanted)
+        answer = git.ask(*words, most=MOST_BYTES) if wanted else b""
+        whole = len(answer) < MOST_BYTES
+        shown = [change for change in _changes(answer, whole) if change.path in sent]
         withheld = [change.path for change in shown if _speaks(git, change, secret_texts)]
     except FileNotFoundError:
         return None  # there is no git here
     except subprocess.TimeoutExpired:
-        return {"commit": None, "note": f"git took more than {GIT_SECONDS:.0f} s to say what has changed"}
+        return {"commit": commit, "note": f"git took more than {GIT_SECONDS:.0f} s to say what has changed"}
     untracked = sorted(sent - tracked)
-    deleted = [change.path for change in changes if not os.path.lexists(folder / change.path)]
-    changed = [change.path for change in shown]
+    deleted = [name for name in names if not os.path.lexists(folder / name)]
     diff = b"".join(change.text for change in shown if change.path not in withheld)
-    if len(diff) > MOST_DIFF_BYTES:
+    if len(diff) > MOST_DIFF_BYTES or not whole or len(changed) > MOST_NAMES:
         diff = diff[: diff.rfind(b"\n", 0, MOST_DIFF_BYTES) + 1] + b"# cut here: the rest is not kept\n"
     return {
         "commit": commit,
@@ -77,14 +85,14 @@ def since_commit(folder: Path, code: Sequence[StagedFile], secret_texts: Collect
     }
 
 
-def _changes(answer: bytes) -> Iterator[_Change]:
-    """What git says of changed files first, then shows one after the other."""
+def _changes(answer: bytes, whole: bool = True) -> Iterator[_Change]:
+    """What git says of changed files first, then may show one after the other; one whose text didn't come has none."""
     names, _, patch = answer.partition(b"\0\0")
     fields = names.split(b"\0")
     # Every other line of a patch begins with another letter, or with a word of git's.
     texts = [_HEADER + text for text in (b"\n" + patch).split(b"\n" + _HEADER)[1:]]
     texts = [text if text.endswith(b"\n") else text + b"\n" for text in texts]
-    if len(texts) != len(fields) // 2:
+    if whole and len(texts) != len(fields) // 2:
         texts = []  # whose they are can't be told
     for number, (about, name) in enumerate(zip(fields[::2], fields[1::2], strict=False)):
         yield _Change(os.fsdecode(name), about.split()[2].decode(), texts[number] if number < len(texts) else b"")
@@ -109,12 +117,22 @@ class _Git:
         self._folder = folder
         self._until = time.monotonic() + GIT_SECONDS
 
-    def ask(self, *words: str) -> bytes:
-        """Output of a git command; nothing if it fails."""
+    def ask(self, *words: str, most: int = -1) -> bytes:
+        """Output of a git command, or the first ``most`` bytes; nothing if it fails."""
         # What has the content that it had is no change, and no program of the repository's configuration is run.
         argv = ["git", "-C", str(self._folder), "-c", "diff.autoRefreshIndex=true", "-c", "core.fsmonitor=false", *words]
         # Nothing is written into the user's repository.
         environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
-        rest = max(0.001, self._until - time.monotonic())
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=rest, env=environment)
-        return done.stdout if done.returncode == 0 else b""
+        nothing = subprocess.DEVNULL
+        with subprocess.Popen(argv, stdin=nothing, stdout=subprocess.PIPE, stderr=nothing, env=environment) as process:
+            alarm = threading.Timer(max(0.001, self._until - time.monotonic()), process.kill)
+            alarm.start()
+            assert process.stdout is not None
+            answer = process.stdout.read(most)
+            if is_cut := len(answer) == most:
+                process.kill()
+            process.wait()
+            alarm.cancel()
+        if time.monotonic() >= self._until:
+            raise subprocess.TimeoutExpired(argv, GIT_SECONDS)
+        return answer if is_cut or process.returncode == 0 else b""

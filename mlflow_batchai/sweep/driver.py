@@ -24,7 +24,7 @@ from mlflow_batchai.client.console import JobConsole
 from mlflow_batchai.client.signals import Signals
 from mlflow_batchai.config import home
 from mlflow_batchai.errors import BatchAIError, ClusterError, JobDetachedError, JobError, ShareError, TrackingError
-from mlflow_batchai.follower import detached, spawning
+from mlflow_batchai.follower import detached, notify, spawning
 from mlflow_batchai.follower.detached import Submitted
 from mlflow_batchai.job.jobs import pause_after
 from mlflow_batchai.sweep import search, sweeps
@@ -178,7 +178,8 @@ class Driver:
         self._mlflow.set_terminated(run_id, status)
         # Afterwards, so that no second process tells it again.
         try:
-            self._starter().tell(STATES[status], "; ".join(filter(None, (found.counts, found.summary))))
+            if notify.is_wanted(self._sweep.plan.told, STATES[status]):  # else the project may be needed no more
+                self._starter().tell(STATES[status], "; ".join(filter(None, (found.counts, found.summary))))
         except BatchAIError as error:
             self._say(f"nobody was told of the end of sweep {self._name}: {error}")
 

@@ -66,7 +66,9 @@ def plan_sweep(
     metric, mode = comparison(plan.metric, plan.mode, source.config)
     if metric is None and (plan.asks or plan.stop):
         raise UsageError("--sampler tpe and --stop need to know what jobs are compared by: --metric val_accuracy")
-    return dataclasses.replace(plan, name=name, parallel=parallel, metric=metric, mode=mode, code=code_hash(ready)), ready
+    told = list(ready.prepared.plan.notify.on) if ready.prepared.plan.notify else None
+    plan = dataclasses.replace(plan, name=name, parallel=parallel, metric=metric, mode=mode, code=code_hash(ready), told=told)
+    return plan, ready
 
 
 def _tried(plan: SweepPlan) -> Sequence[Combination]:

@@ -52,6 +52,7 @@ class SweepPlan:
         asks: whether Optuna chooses when a job is started.
         seed: the sampler's.
         stop: whether jobs that fall behind the median are ended.
+        told: of which ends batchai.yaml has people told; None: it says nothing.
     """
 
     name: str
@@ -70,6 +71,7 @@ class SweepPlan:
     asks: bool = False
     seed: int = 0
     stop: bool = False
+    told: Sequence[str] | None = None
 
     def job_name(self, number: int) -> str:
         """The name of a job and of its run."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -32,6 +33,8 @@ SMALL = 1 << 20
 LONGEST_NAME = 255
 # Bytes of files that lie here at a time, on their way from a share over the network; one that is larger lies here alone.
 PORTION = 256 << 20
+# Bytes of a growing file that are asked for at once: of so many an Azure share's answer is one, whatever is written meanwhile.
+PIECE = 4 << 20
 # Bytes of files that are fetched at once; one that is larger is fetched alone, in pieces.
 FETCHED_AT_ONCE = 16 << 20
 _GONE, _CLOSED = "gone", "this account may not read it"
@@ -44,14 +47,25 @@ class Folder:
     Args:
         artifact: its path among the artifacts.
         rclone: whether nodes wrote it by rclone, so that some names are spelled otherwise on the share.
+        copies: if its files only grow: where they lie from one call to the next, so that only what is new is fetched.
     """
 
-    def __init__(self, client: MlflowClient, job: Job, share: Share, path: str, artifact: str, rclone: bool = False) -> None:
+    def __init__(
+        self,
+        client: MlflowClient,
+        job: Job,
+        share: Share,
+        path: str,
+        artifact: str,
+        rclone: bool = False,
+        copies: Path | None = None,
+    ) -> None:
         self._client = client
         self._job = job
         self._share = share
         self._path = spelling.on_share(path) if rclone else path
         self._rclone = rclone
+        self._copies = copies
         # Name as nodes know it -> on the share: spelled, or from its root and without links where that is a directory.
         self._spelled: dict[str, str] = {}
         # Why -> files that were not sent for it.
@@ -104,9 +118,9 @@ class Folder:
                     yield name
             return
         for names in _portions({name: stamp.size for name, stamp in files.items()}):
-            with TemporaryDirectory(prefix="batchai-") as scratch:
-                fetch = functools.partial(self._fetch, Path(scratch))
-                there = at_once(self._share, fetch, {name: files[name].size for name in names})
+            sizes = {name: files[name].size for name in names}
+            with contextlib.nullcontext(self._copies) if self._copies else TemporaryDirectory(prefix="batchai-") as scratch:
+                there = at_once(self._share, functools.partial(self._fetch, Path(scratch), sizes), sizes)
                 for name, fetched in zip(names, there, strict=True):
                     if why := self._log(Path(scratch, name), name) if fetched else _GONE:
                         self._leave_out(name, why)
@@ -138,13 +152,35 @@ class Folder:
     def _leave_out(self, name: str, why: str) -> None:
         self._refused.setdefault(why, []).append(_line(name))
 
-    def _fetch(self, scratch: Path, name: str) -> bool:
+    def _fetch(self, scratch: Path, sizes: Mapping[str, int], name: str) -> bool:
         """Download a file; False if someone has removed it meanwhile."""
+        path, target = self._on_share(name), scratch / name
         try:
-            self._share.download(self._on_share(name), scratch / name)
+            if self._copies is None:
+                self._share.download(path, target)
+            else:
+                _fetch_new(self._share, path, target, sizes[name])
         except ShareNotFoundError:
             return False
         return True
+
+
+def _fetch_new(share: Share, path: str, copy: Path, size: int) -> None:
+    """Append what a growing file of such a size has more than its copy."""
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    with copy.open("a+b") as file:
+        have, end = file.tell(), b""
+        # A file is made longer before it is written there: NULs at the end may be something else by now.
+        while have and not end:
+            start = max(0, have - PIECE)
+            file.seek(start)
+            end = file.read(have - start).rstrip(b"\0")
+            have = start + len(end)
+        if have > size:
+            have = 0  # another file took its place
+        file.truncate(have)
+        while have < size and (data := share.read(path, have, min(PIECE, size - have))):
+            have += file.write(data)
 
 
 def log_file(client: MlflowClient, job: Job, file: Path, artifact: str) -> str:

@@ -39,6 +39,10 @@ NOT_ENDED = " AND ".join(f"attributes.status != '{status}'" for status in ("FINI
 LONGEST_WHY = 300
 # How often it is asked which jobs are to end.
 CANCEL_SECONDS = 5.0
+# The fewest runs for which all are asked for at once, and how long one that has asked counts as one that asks.
+MANY_RUNS, ASKING_SECONDS = 3, 60.0
+# For how long a thread waits for the answer that another one has asked for.
+ANSWER_SECONDS = 2.0
 
 
 def find(mlflow: MlflowClient, name: str, workspace: str | None = None, experiment_id: str | None = None) -> Run:
@@ -126,30 +130,36 @@ def running(mlflow: MlflowClient, experiments: Sequence[str]) -> list[Run]:
 
 class CancelTags:
     """The runs of an experiment whose tag ``batchai.cancel`` (set in MLflow's own UI, say) asks for their end: one question
-    for all jobs that a process follows. For several threads.
+    for all jobs that a process follows, if they are many: a folder of runs is read whole for it. For several threads.
     """
 
     def __init__(self, experiment: str) -> None:
         self._experiment = experiment
         self._asking = threading.Lock()
+        self._asked: dict[str, float] = {}
         self._wanted: set[str] = set()
         self._next = 0.0
 
     def wanted(self, mlflow: MlflowClient, run_id: str) -> bool:
         """Whether a run is one of them, as of some seconds ago; what MLflow raises is raised."""
-        begun = time.monotonic()
-        # While another thread asks nobody waits for its answer: the store may be away.
-        if begun >= self._next and self._asking.acquire(blocking=False):
+        begun = self._asked[run_id] = time.monotonic()
+        if sum(begun - asked < ASKING_SECONDS for asked in list(self._asked.values())) < MANY_RUNS:
+            return _is_cancelled(mlflow.get_run(run_id))
+        if begun >= self._next and self._asking.acquire(timeout=ANSWER_SECONDS):
             try:
-                condition = f"tags.`{TAG_CANCEL}` LIKE '%' AND {NOT_ENDED}"
-                found = mlflow.search_runs([self._experiment], condition, max_results=PAGE)
-                yes = ("true", "1", "yes")
-                self._wanted = {run.info.run_id for run in found if run.data.tags[TAG_CANCEL].lower() in yes}
-                now = time.monotonic()
-                self._next = now + pause_after(now - begun, CANCEL_SECONDS)
+                if begun >= self._next:  # no other thread has asked meanwhile
+                    condition = f"tags.`{TAG_CANCEL}` LIKE '%' AND {NOT_ENDED}"
+                    found = mlflow.search_runs([self._experiment], condition, max_results=PAGE)
+                    self._wanted = {run.info.run_id for run in found if _is_cancelled(run)}
+                    now = time.monotonic()
+                    self._next = now + pause_after(now - begun, CANCEL_SECONDS)
             finally:
                 self._asking.release()
         return run_id in self._wanted
+
+
+def _is_cancelled(run: Run) -> bool:
+    return run.data.tags.get(TAG_CANCEL, "").lower() in ("true", "1", "yes")
 
 
 @functools.cache

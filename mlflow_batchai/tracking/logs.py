@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING
 
 from mlflow_batchai.errors import ShareNotFoundError
@@ -25,13 +27,20 @@ LOGS = "logs"
 
 
 class Logs:
-    """An attempt's log files on their way to the run's artifacts, under ``logs`` as in the job folder's ``stdouterr``."""
+    """An attempt's log files on their way to the run's artifacts, under ``logs`` as in the job folder's ``stdouterr``.
+
+    Where the share is not a directory of this machine, each byte is fetched once: log files only grow.
+    """
 
     def __init__(self, client: MlflowClient, job: Job) -> None:
         self._client = client
         self._job = job
         self._artifact = LOGS + job.paths.log_folder.removeprefix("stdouterr")
         self._stamps: dict[str, Stamp] = {}
+        self._copies: Path | None = None
+        if not isinstance(job.share, DirectoryShare):
+            self._copies = Path(mkdtemp(prefix="batchai-logs-"))
+            weakref.finalize(self, shutil.rmtree, self._copies, ignore_errors=True)
 
     def send(self, complete: bool = False) -> list[str]:
         """Send the files that have grown since the last call, whole, as artifacts are sent; one listing a folder tells which.
@@ -42,7 +51,8 @@ class Logs:
         Returns:
             Sentences on what was left out.
         """
-        folder = Folder(self._client, self._job, self._job.share, self._job.paths.stdouterr, self._artifact)
+        job = self._job
+        folder = Folder(self._client, job, job.share, job.paths.stdouterr, self._artifact, copies=self._copies)
         files = folder.look()
         # What a file server's client says of a file may be a minute old: at the end all are opened.
         grown = {name: stamp for name, stamp in files.items() if complete or stamp != self._stamps.get(name)}

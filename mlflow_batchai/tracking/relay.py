@@ -354,8 +354,10 @@ class Relay:
         if begun < self._next_logs:
             return
         try:
-            self._logs.send()
-            self._calls.send_files()
+            try:
+                self._logs.send()
+            finally:
+                self._calls.send_files()
         finally:
             ended = time.monotonic()
             self._log_interval = min(self._log_interval * 1.5, LONGEST_LOG_SECONDS)

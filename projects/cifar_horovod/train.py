@@ -160,8 +160,9 @@ def main(argv: list[str] | None = None) -> int:
     if speaks:
         more = " more" if first_epoch else ""
         whole = f"--epochs {arguments.epochs} is what one worker would train: " if hvd.size() > 1 else ""
-        each = "epoch" if epochs_left == 1 else "epochs"
-        print(f"{whole}{hvd.size()} ranks train {epochs_left}{more} {each} each.", flush=True)
+        epochs = "epoch" if epochs_left == 1 else "epochs"
+        ranks, each = ("1 rank trains", "") if hvd.size() == 1 else (f"{hvd.size()} ranks train", " each")
+        print(f"{whole}{ranks} {epochs_left}{more} {epochs}{each}.", flush=True)
 
     share = slice(hvd.rank(), None, hvd.size())
     x_share, y_share = images.scaled(data.x_test[share]), data.y_test[share]

@@ -134,7 +134,7 @@ def test_pages(cli, made, monkeypatch):
     said = cli("job", "list", "-n", "2", "--query", "[].name", "-o", "tsv")
     assert said.out == "toy-4\ntoy-3\n" and "--all" in said.err
     assert cli("job", "list", "-n", "0").code == 2
-    assert cli("job", "list", "-n", "6").err == ""
+    assert cli("job", "list", "-n", "5").err == ""
     monkeypatch.setattr(index, "PAGE", 2)
     assert names(cli.json("job", "list", "--all")) == [f"toy-{number}" for number in (4, 3, 2, 1, 0)]
 

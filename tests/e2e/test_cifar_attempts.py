@@ -75,7 +75,7 @@ def test_two_ranks_then_one_then_two(world: Any, cli: Cli, monkeypatch: pytest.M
     assert (run.info.status, run.data.tags["batchai.attempt"]) == ("KILLED", "2")
     second = world.log("attempt-2/stdout.txt", run)
     assert "Resuming after epoch 1, trained by 2 ranks, from epoch-0001.weights.h5" in second
-    assert f"1 ranks train {EPOCHS - 2} more epochs each." in second
+    assert f"1 rank trains {EPOCHS - 2} more epochs." in second
     assert "checkpoint epoch-0002 in" in world.log("attempt-2/stderr.txt", run)
     ((done, last),) = re.findall(r"SIGTERM: saved after epoch (\d)(?: and \d+ batches)? as (.*)", second)
     assert (checkpoints / last).exists() and "Traceback" not in world.log("attempt-2/stderr.txt", run)

@@ -82,6 +82,10 @@ def test_a_long_change_is_cut_and_says_so(project, monkeypatch):
     (project / "train.py").write_text("line\n" * 1000)
     lines = told(project)["diff"].splitlines()
     assert lines[-2:] == ["+line", "# cut here: the rest is not kept"] and len(lines) < 101
+    monkeypatch.setattr(changes, "MOST_BYTES", 400)
+    (project / "data.csv").write_text("3,4\n" * 1000)  # that isn't sent, and comes first
+    found = told(project)
+    assert found["diff"].endswith("\n# cut here: the rest is not kept\n") and len(found["diff"]) < 500
 
 
 def test_without_git_there_is_nothing_to_tell(project, tmp_path, monkeypatch):
@@ -95,8 +99,8 @@ def test_without_git_there_is_nothing_to_tell(project, tmp_path, monkeypatch):
 
 def test_a_git_that_hangs_holds_up_nothing(project, tmp_path, monkeypatch):
     program = tmp_path / "git"
-    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    program.write_text("#!/bin/sh\ncase $* in *rev-parse*) echo abc;; *) exec sleep 600; esac\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(changes, "GIT_SECONDS", 0.2)
-    assert told(project)["note"] == "git took more than 0 s to say what has changed"
+    monkeypatch.setattr(changes, "GIT_SECONDS", 1.4)
+    assert told(project) == {"commit": "abc", "note": "git took more than 1 s to say what has changed"}

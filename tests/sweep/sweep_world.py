@@ -27,6 +27,7 @@ PLAN = SweepPlan(
     metric=None,
     mode=None,
     code="c0de",
+    told=["succeeded", "failed"],
 )
 
 

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from mlflow.exceptions import MlflowException
@@ -66,6 +67,15 @@ def test_from_its_start_to_its_end(store, mlflow, toys) -> None:
     kept = json.loads(Path(mlflow.download_artifacts(sweep.run_id, sweeps.RESULTS)).read_text())
     assert kept == found.data(sweep.run_id, "FAILED")
     assert toys.told == [("failed", "3 succeeded, 1 failed; best is toy-2 with accuracy 0.9 (lr=0.1, bs=8)")]
+
+
+def test_a_sweep_of_whose_end_nobody_is_told_ends_without_its_project(store, mlflow) -> None:
+    """Its driver may have been started anew when all jobs were."""
+    for told in (None, []):
+        sweep = begin(store, combinations=[{"lr": "1"}], told=told)
+        end_job(mlflow, add_job(mlflow, sweep, 1))
+        Driver(sweep, Mock(side_effect=AssertionError), print).run()
+        assert mlflow.get_run(sweep.run_id).info.status == "FINISHED"
 
 
 def test_a_sweep_of_which_not_all_is_there_does_not_run(store, mlflow, monkeypatch) -> None:

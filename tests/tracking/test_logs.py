@@ -1,4 +1,4 @@
-"""Logs and outputs from an Azure file share into a real store: everything whole at the end."""
+"""Logs and outputs from an Azure file share into a real store: each byte of a growing log once, everything whole at the end."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def scene(azure, monkeypatch, store_template, tmp_path):
     azure.fail(0)
 
 
-def test_what_has_grown_is_sent(scene):
+def test_a_growing_log_is_fetched_once(scene):
     logs = Logs(scene.client, scene.job)
     assert logs.send() == []
     first, second = os.urandom(200_000), os.urandom(100_000)
@@ -92,11 +92,36 @@ def test_what_has_grown_is_sent(scene):
     scene.share.write(f"{LOGS}/stdout-0.txt", first + second)
     scene.asked()
     logs.send()
-    assert {name for _, name, _ in scene.asked()[1:]} == {"stdout-0.txt"}
+    assert scene.asked()[1:] == [("GET", "stdout-0.txt", len(second))]
     assert scene.log("stdout-0.txt") == first + second
     # Nothing does: one listing.
     assert logs.send() == []
     assert [method for method, _, _ in scene.asked()] == ["GET"]
+
+
+def test_a_log_that_grows_all_the_time_is_sent(scene, monkeypatch):
+    """However long it takes: what is written meanwhile is for the next time."""
+    written = os.urandom(9 << 20)
+    scene.share.write(f"{LOGS}/stdout.txt", written)
+    real = scene.share._get
+
+    def get(path, start, length):
+        piece = real(path, start, length)
+        scene.share.write(f"{LOGS}/stdout.txt", written + os.urandom(1 + start))
+        return piece
+
+    monkeypatch.setattr(scene.share, "_get", get)
+    Logs(scene.client, scene.job).send()
+    assert scene.log() == written
+
+
+def test_nuls_at_the_end_are_looked_at_again_and_a_log_may_begin_anew(scene):
+    """A reader may come between the two requests by which a file grows: it is longer, and not written yet."""
+    logs = Logs(scene.client, scene.job)
+    for written in (b"one\n" + bytes(4), b"one\ntwo\n", b"new\n", b"new\ntwo\n\0\0"):
+        scene.share.write(f"{LOGS}/stdout.txt", written)
+        logs.send()
+        assert scene.log() == written
 
 
 def test_all_outputs_come_while_a_tenth_of_the_requests_fails(scene):
@@ -222,3 +247,11 @@ def test_one_log_that_the_server_refuses_costs_no_other(scene, monkeypatch):
     (note,) = Logs(scene.client, scene.job).send(complete=True)
     assert "stderr.txt" in note and "413" in note
     assert scene.log() == b"log"
+
+
+def test_copies_go_with_their_owner(scene, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    logs = Logs(scene.client, scene.job)
+    assert list(tmp_path.glob("batchai-logs-*"))
+    del logs
+    assert not list(tmp_path.glob("batchai-logs-*"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import mlflow
 import pytest
@@ -14,6 +15,7 @@ from plans import toy_plan
 from relay_world import Crash
 
 from mlflow_batchai.agent.protocol import JobPaths, encode
+from mlflow_batchai.errors import ShareError
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.storage import credentials, open_share, spelling
 from mlflow_batchai.storage.credentials import Credential
@@ -134,14 +136,16 @@ def test_the_status_is_the_job_s_whatever_the_script_has_made_of_its_run(scene):
     assert client.get_run(made.plan["runId"]).info.status == "FAILED"
 
 
-def test_files_are_sent_when_they_are_new_or_others(scene):
+def test_files_are_sent_when_they_are_new_or_others(scene, monkeypatch):
     made, client, relay = scene
     run_id = made.plan["runId"]
     made.segment(0, put(made, "run/d/a.txt", "one"), put(made, "run/b.txt", "later", told=99))
     first = relay()
     first._next_logs = 0.0
     first.step()
-    first.logs_when_due()
+    with monkeypatch.context() as broken, pytest.raises(ShareError):
+        broken.setattr(first._logs, "send", Mock(side_effect=ShareError("logs can't be read")))
+        first.logs_when_due()
     assert artifacts(client, run_id) == ["d/a.txt"]  # of the other one not all is there yet
     made.segment(1, put(made, "run/d/a.txt", "one"), put(made, "run/c.txt", "c"))
     first.step()

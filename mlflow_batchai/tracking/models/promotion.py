@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,10 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
     from mlflow.tracking import MlflowClient
 
-# How often an alias is looked at, and moved if it should be.
-LOOKS = 4
+# How often an alias is moved, if each time another job has moved it to a worse version.
+MOVES = 4
+# What a job may need from its look at an alias to its move.
+MOVE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -33,23 +36,24 @@ class Promotion:
 def promote(client: MlflowClient, name: str, version: str, alias: str, condition: Condition | None) -> Promotion:
     """Have an alias point to a version if that is better than its holder.
 
-    A registry has no way to move an alias only if nobody else has moved it: what was moved is looked at again, in case another
-    job has moved it at once. A second call for the same version changes nothing.
+    A registry has no way to move an alias only if nobody else has moved it: what was moved is looked at again ``MOVE_SECONDS``
+    later, when each job that had looked before has moved it, too. A second call for the same version changes nothing.
 
     Raises:
         ModelError: the registry failed.
     """
     with as_model_error(f"the alias {alias} of {name}", f"could not be moved to version {version}"):
         why = "as before"
-        for _ in range(LOOKS):
+        for moves in range(MOVES + 1):
             holder = _holder(client, name, alias)
             if holder is not None and str(holder.version) == version:
                 return Promotion(alias, version, True, why)
             better, told = _compared(client, name, version, holder, condition)
             if not better:
                 return Promotion(alias, version, False, told)
-            if _set(client, name, alias, version, holder):
+            if moves < MOVES and _set(client, name, alias, version, holder):
                 why = told
+                time.sleep(MOVE_SECONDS)
         return Promotion(alias, version, False, "other jobs move it all the time")
 
 

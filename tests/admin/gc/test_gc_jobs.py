@@ -212,6 +212,13 @@ def test_what_cant_be_understood_stays(control: Any) -> None:
     assert any(f"{odd} stays: the plan of job odd was changed" in text for text in control.said)
 
 
+@pytest.mark.parametrize("memory", ["x", [1], None])
+def test_a_cursor_that_another_user_has_written_ends_no_search(on_directory: Any, memory: object) -> None:
+    folder = on_directory.job("one", ended=31)
+    on_directory.write(JobPaths(folder).cursor(2), {"finished": True, "counter": 1, "memory": memory})
+    assert list(look(on_directory)) == [folder]
+
+
 def test_other_users_jobs_are_theirs(on_directory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     control = on_directory
     control.job("one", ended=31)

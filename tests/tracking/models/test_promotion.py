@@ -8,14 +8,16 @@ from mlflow.protos.databricks_pb2 import BAD_REQUEST
 from mlflow.tracking import MlflowClient
 
 from mlflow_batchai.errors import ModelError
+from mlflow_batchai.tracking.models import promotion
 from mlflow_batchai.tracking.models.promotion import Condition, promote
 
 MORE, LESS = Condition("accuracy", "max"), Condition("loss", "min")
 
 
 @pytest.fixture
-def registry(store_template, tmp_path):
+def registry(store_template, tmp_path, monkeypatch):
     """(client, makes a version of the model ``net`` whose run has such metrics)"""
+    monkeypatch.setattr(promotion, "MOVE_SECONDS", 0.0)
     shutil.copy(store_template, tmp_path / "m.db")
     client = MlflowClient(f"sqlite:///{tmp_path}/m.db")
     client.create_registered_model("net")
@@ -89,6 +91,20 @@ def test_two_jobs_that_end_at_once(registry, other):
     told = promote(client, "net", ours, "champion", MORE)
     assert told.done is (other < 0.9)
     assert holder(client) == (ours if other < 0.9 else theirs)
+
+
+def test_a_worse_one_that_had_looked_before_moves_it_afterwards(registry, monkeypatch):
+    client, version = registry
+    ours, worse = version(accuracy=[0.9]), version(accuracy=[0.5])
+    late = [worse] * promotion.MOVES
+    monkeypatch.setattr(promotion.time, "sleep", lambda _: client.set_registered_model_alias("net", "champion", late.pop()))
+    told = promote(client, "net", ours, "champion", MORE)
+    assert (told.done, told.why, late) == (False, "other jobs move it all the time", [])
+    monkeypatch.setattr(
+        promotion.time, "sleep", lambda _: late and client.set_registered_model_alias("net", "champion", late.pop())
+    )
+    late = [worse] * (promotion.MOVES - 1)
+    assert promote(client, "net", ours, "champion", MORE).done and holder(client) == ours
 
 
 @pytest.mark.parametrize("other", [0.5, 0.99])
