@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # How often an alias is moved, if each time another job has moved it to a worse version.
 MOVES = 4
 # What a job may need from its look at an alias to its move.
-MOVE_SECONDS = 2.0
+MOVE_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,8 @@ def promote(client: MlflowClient, name: str, version: str, alias: str, condition
                 return Promotion(alias, version, False, told)
             if moves < MOVES and _set(client, name, alias, version, holder):
                 why = told
-                time.sleep(MOVE_SECONDS)
+                if condition is not None:
+                    time.sleep(MOVE_SECONDS)
         return Promotion(alias, version, False, "other jobs move it all the time")
 
 
