@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from mlflow_batchai.agent import protocol, records
 from mlflow_batchai.agent.plan import plain
 from mlflow_batchai.agent.protocol import Record
-from mlflow_batchai.errors import JobError
+from mlflow_batchai.errors import JobError, ShareError
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.tracking import kept_code
 
@@ -76,6 +76,8 @@ class JobFiles:
             try:
                 files[kept_code.NAME] = kept_code.pack(self._job.share, plan.code, plan.rerun.size)
             except JobError as error:
+                if document and not self._job.document():  # the share is away, and is waited for
+                    raise ShareError(str(error)) from error
                 notes.append(f"{ARTIFACT}/{kept_code.NAME} is not kept: {error}")
         if code := plan.code:
             changes = self._job.changes()
