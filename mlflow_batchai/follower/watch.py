@@ -8,6 +8,7 @@ from collections.abc import Callable
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.attempt import overrides
 from mlflow_batchai.agent.layout import node_id
+from mlflow_batchai.engines import registry
 from mlflow_batchai.engines.base import Engine, Handle, Poll, PollState
 from mlflow_batchai.errors import ClusterError, ShareError
 from mlflow_batchai.job.jobs import Job
@@ -78,6 +79,8 @@ class Watch:
         self._heard = heard
         self._silence = Silence(3 * engine.poll_seconds)
         self._handle: Handle | None = None
+        # Whether agents run, or ran, as far as is known.
+        self._started = True
         self._pace = engine.poll_seconds
         self._next_poll = 0.0
         self._complaint = ""
@@ -105,8 +108,11 @@ class Watch:
             return
         pace = self._pace
         self._schedule(now, self._engine.poll_seconds)
-        self._handle = self._handle or self._job.handle()
+        if self._handle is None and (handle := self._job.handle()):
+            self._handle, self._started = handle, not _has_scheduler(handle)
         poll = self._poll()
+        if poll.state is not PollState.UNKNOWN:
+            self._started = poll.started
         snapshot = self._job.snapshot(poll.gone)
         if snapshot.verdict is not None:
             return
@@ -121,7 +127,8 @@ class Watch:
             node = (lost or [0])[0]
             self._give_up(snapshot, node, poll.of(node))
             return
-        silent = self._silence.seconds(now, self._count())
+        # Agents that a scheduler has not started yet are silent.
+        silent = self._silence.seconds(now, self._count()) if self._started or snapshot.announces else 0.0
         if 0 in (*poll.unknown, *poll.frozen) and silent > self._job.plan.loss_seconds + SILENCE_MARGIN_SECONDS:
             # Its peers have given it up before; nobody but us is left who could say so, or finish what it has begun to say.
             reason = "its agent was stopped (SIGSTOP)" if 0 in poll.frozen else poll.of(0)
@@ -232,3 +239,9 @@ class Watch:
         while self._clock() < until and not self._all_gone(as_far_as_known=True):
             time.sleep(self._engine.poll_seconds / 20)
         self._engine.cancel(self._handle)
+
+
+def _has_scheduler(handle: Handle) -> bool:
+    """Whether a scheduler, which may take days, starts the agents."""
+    kind = registry.ENGINES.get(handle["engine"])
+    return kind is not None and kind.has_scheduler

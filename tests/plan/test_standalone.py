@@ -258,7 +258,10 @@ def test_a_real_document_plans_or_is_refused_with_a_sentence(desk, path, monkeyp
     except BatchAIError as error:
         assert "\n" not in str(error) and str(error).startswith(str(path))
         text = path.read_text()
-        supported = any(f"{key}Settings" in text for key in ("horovod", "customToolkit", "pyTorch")) and "_documentation" not in path.parts
+        supported = (
+            any(f"{key}Settings" in text for key in ("horovod", "customToolkit", "pyTorch"))
+            and "_documentation" not in path.parts
+        )
         if isinstance(error, NotSupportedError):
             assert not supported and "Settings is not supported yet" in str(error)
         else:
@@ -268,6 +271,10 @@ def test_a_real_document_plans_or_is_refused_with_a_sentence(desk, path, monkeyp
             assert any(reason in str(error) for reason in reasons), str(error)
         return
     block = prepared.plan.framework
-    assert block in ("horovod", "custom", "pytorch") and prepared.plan.command and "REDACTED" not in json.dumps(prepared.plan.record())
+    assert (
+        block in ("horovod", "custom", "pytorch")
+        and prepared.plan.command
+        and "REDACTED" not in json.dumps(prepared.plan.record())
+    )
     assert subprocess.run(["bash", "-n", "-c", prepared.plan.command], check=False).returncode == 0
     assert prepared.parameters or not document.properties.framework[1].command_line_args
