@@ -38,6 +38,8 @@ WEEK_SECONDS = 7 * 86400.0
 # On the control share, for each user: the agent, what Slurm's jobs print, and secrets until a job starts.
 FOLDER = ".batchai/slurm-"
 KEPT_DAYS = 30
+# A job that has not started then never will: its secrets go.
+LONGEST_WAIT_DAYS = 90
 _MARK = re.compile(r"batchai-\w+-\d+")
 
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
@@ -144,7 +146,7 @@ def script_of(agent: Sequence[str], root: str, python: str, secrets: str) -> str
     Args:
         agent: the command of every task.
         root: folder of our jobs on each node.
-        secrets: the file that agents read; it is gone before any of them runs.
+        secrets: the file that agents read; it is closed (NFS keeps one that is open) and gone before any of them runs.
     """
     step, hidden = shlex.join(_STEP), shlex.quote(secrets)
     base = f'"$HOME"{shlex.quote(root[1:])}' if root.startswith("~/") else shlex.quote(root)
@@ -154,8 +156,10 @@ def script_of(agent: Sequence[str], root: str, python: str, secrets: str) -> str
 unset SLURM_EXPORT_ENV
 exec < {hidden}
 [ -O /dev/stdin ] || exit 1
+told=$(cat)
+exec < /dev/null
 rm -f {hidden}
-{step} {shlex.join(agent)}
+printf %s "$told" | {step} {shlex.join(agent)}
 code=$?
 timeout 60 {step} --input=none /bin/sh -c {shlex.quote(tidy)}
 exit $code
@@ -186,7 +190,7 @@ def last_words(text: str) -> tuple[dict[int, Any], str]:
             report = json.loads(match[2])
             if failure := report.get("failure"):
                 failures[int(match[1])] = failure
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, RecursionError):
             last = match[2].strip() or last
     return failures, last if agents else _last(text)
 
@@ -474,12 +478,13 @@ class Slurm:
             )
 
     def _store_agent(self) -> None:
-        """Put the agent on the share, unless it is there; what jobs have printed long ago goes."""
+        """Put the agent on the share, unless it is there; old files of jobs go."""
         data = archive.build()
         name = archive.name_of(data)
         if not self._run(["sha256sum", "--", f"{self._folder}/{name}"]).out.startswith(archive.hash_of(data)):
             self._store(name, data)
-        self._run(["find", self._folder, "-name", "*.out", "-mtime", f"+{KEPT_DAYS}", "-delete"])
+        old = ["-name", "*.out", "-mtime", f"+{KEPT_DAYS}", "-o", "-name", "batchai-*", "-mtime", f"+{LONGEST_WAIT_DAYS}"]
+        self._run(["find", self._folder, "(", *old, ")", "-delete"])
 
     def _run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float = ASK_SECONDS) -> Result:
         return self._runner.run(argv, stdin, timeout)

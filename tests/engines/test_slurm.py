@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+import time
 from typing import Any
 
 import pytest
@@ -84,10 +85,9 @@ def test_the_script(tmp_path: Path) -> None:
     text = shown[0].argv[0]
     assert text.startswith("sbatch --parsable --exclusive") and "hush" not in text
     script = text.partition("<<'END'\n")[2].removesuffix("END")
-    assert (
-        "exec < /share/.batchai/slurm-me/batchai-a1b2-1\n[ -O /dev/stdin ] || exit 1\nrm -f /share/.batchai/slurm-me/batchai-a1b2-1\n"
-        in script
-    )
+    secrets = "/share/.batchai/slurm-me/batchai-a1b2-1"
+    opened = f"exec < {secrets}\n[ -O /dev/stdin ] || exit 1\ntold=$(cat)\n"
+    assert f'{opened}exec < /dev/null\nrm -f {secrets}\nprintf %s "$told" | srun ' in script
     assert "--kill-on-bad-exit=0" in script and "--no-kill" in script
     subprocess.run(["sh", "-n"], input=script, text=True, check=True)
     assert [command.node for command in shown] == [0, 1]
@@ -95,6 +95,30 @@ def test_the_script(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("squeue", "state", "words"),
+def test_the_script_runs(tmp_path: Path) -> None:
+    """Agents read what they are told; its file is closed and gone by then. The job's exit code is that of its step."""
+    (tmp_path / "srun").write_text(f"#!/bin/sh\ncat\nls {tmp_path}/told 2>&1\nls -l /proc/$PPID/fd\nexit 3\n")
+    (tmp_path / "srun").chmod(0o755)
+    text = '{"a": "\\n%s $x"}'
+    (tmp_path / "told").write_text(text)
+    script = script_of(["agent"], "/root", "python3", str(tmp_path / "told"))
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(["sh", "-c", script], env=environment, capture_output=True, text=True)
+    assert done.returncode == 3 and done.stdout.startswith(f"{text}ls: ") and "(deleted)" not in done.stdout
+
+
+def test_old_files_go(tmp_path: Path) -> None:
+    """What jobs have printed, and secrets that no job came for."""
+    for name, days in {"batchai-a1-1": 92, "batchai-b2-1": 60, "batchai-a1-1.out": 32, "agent-1.pyz": 92}.items():
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (time.time() - 86400 * days,) * 2)
+    runner = Answers(squeue="", sbatch="14\n")
+    engine(runner).submit(REQUEST)
+    (find,) = (argv for argv in runner.ran if argv[0] == "find")
+    subprocess.run([str(tmp_path) if word.startswith("/share") else word for word in find], check=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["agent-1.pyz", "batchai-b2-1"]
+
+
     [
         (
             line("PENDING", "Resources", "2026-11-30T12:00:00"),
