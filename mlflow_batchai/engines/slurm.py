@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from mlflow_batchai.agent import protocol
+from mlflow_batchai.agent import protocol, records
 from mlflow_batchai.documents.cluster import ClusterDocument
 from mlflow_batchai.engines import archive
 from mlflow_batchai.engines.base import CheckResult, Handle, Needs, NodeCommand, Poll, PollState, StartRequest, Terms
@@ -188,7 +188,7 @@ def last_words(text: str) -> tuple[dict[int, Any], str]:
     for match in agents:
         try:
             report = json.loads(match[2])
-            if failure := report.get("failure"):
+            if records.has(failure := report.get("failure"), {"code": records.is_text, "message": records.is_text}):
                 failures[int(match[1])] = failure
         except (ValueError, AttributeError, RecursionError):
             last = match[2].strip() or last

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
-import time
 from typing import Any
 
 import pytest
@@ -93,8 +95,6 @@ def test_the_script(tmp_path: Path) -> None:
     assert [command.node for command in shown] == [0, 1]
 
 
-@pytest.mark.parametrize(
-    ("squeue", "state", "words"),
 def test_the_script_runs(tmp_path: Path) -> None:
     """Agents read what they are told; its file is closed and gone by then. The job's exit code is that of its step."""
     (tmp_path / "srun").write_text(f"#!/bin/sh\ncat\nls {tmp_path}/told 2>&1\nls -l /proc/$PPID/fd\nexit 3\n")
@@ -119,6 +119,8 @@ def test_old_files_go(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["agent-1.pyz", "batchai-b2-1"]
 
 
+@pytest.mark.parametrize(
+    ("squeue", "state", "words"),
     [
         (
             line("PENDING", "Resources", "2026-11-30T12:00:00"),
@@ -181,8 +183,11 @@ def test_one_question_for_all_jobs() -> None:
 
 
 def test_what_agents_say_last() -> None:
-    text = 'srun: error\n0: {"state": "held"}\n1: {"state": "ended", "failure": {"code": "ShareFailed"}}\n 0: no plan\nsrun: error: x\n'
-    assert last_words(text) == ({1: {"code": "ShareFailed"}}, "no plan")
+    failure = {"code": "ShareFailed", "message": "full"}
+    text = f'srun: error\n0: {{"state": "held"}}\n1: {json.dumps({"failure": failure})}\n 0: no plan\nsrun: error: x\n'
+    assert last_words(text) == ({1: failure}, "no plan")
+    # What a rank has printed, or somebody has put there.
+    assert last_words('0: {"failure": "x"}\n1: {"failure": {"code": 1}}\n0: ' + "[" * 19000)[0] == {}
     assert last_words("srun: error: Unable to create step\n") == ({}, "Unable to create step")
 
 
