@@ -273,9 +273,15 @@ class Slurm:
             where = self._ask(["scontrol", "show", "config"])
             said = self._ask(self._sbatch(request), self._script(request).encode())
             # A site may have sbatch say more before.
-            number = said.strip().rpartition("\n")[2].partition(";")[0]
+            number, _, elsewhere = said.strip().rpartition("\n")[2].partition(";")
             if not number.isdecimal():
                 raise ClusterError(f"cluster '{self._cluster}': sbatch gave no number of a job: {said.strip()}")
+            if elsewhere:
+                self._run(["scancel", f"--clusters={elsewhere}", number])
+                raise ClusterError(
+                    f"cluster '{self._cluster}': sbatch sent the job to Slurm's cluster {elsewhere}, where nobody looks after"
+                    " it; unset SBATCH_CLUSTERS and SLURM_CLUSTERS where sbatch runs"
+                )
             undo.pop_all()
         return {
             "engine": "slurm",

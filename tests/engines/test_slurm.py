@@ -16,8 +16,8 @@ from mlflow_batchai.documents.cluster import parse_cluster
 from mlflow_batchai.engines.base import Needs, Poll, PollState, StartRequest, Terms
 from mlflow_batchai.engines.census import NodeState
 from mlflow_batchai.engines.shell.connection import Result
-from mlflow_batchai.engines.slurm import Slurm, last_words, node_report, options_of
-from mlflow_batchai.errors import ClusterError
+from mlflow_batchai.engines.slurm import Slurm, last_words, node_report, options_of, script_of
+from mlflow_batchai.errors import ClusterError, DocumentError
 
 DOCUMENT = {
     "engine": "slurm",
@@ -207,6 +207,31 @@ def test_a_submit_whose_answer_is_lost_ends_what_slurm_may_have() -> None:
     assert ("rm", "-f", "--", "/share/.batchai/slurm-me/batchai-a1b2-1") in runner.ran
 
 
+def test_a_job_that_went_to_another_slurm_is_ended_there() -> None:
+    runner = Answers(sbatch="14;west\n")
+    with pytest.raises(ClusterError, match="sent the job to Slurm's cluster west"):
+        engine(runner).submit(REQUEST)
+    assert ("scancel", "--clusters=west", "14") in runner.ran
+    assert ("rm", "-f", "--", "/share/.batchai/slurm-me/batchai-a1b2-1") in runner.ran
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        *("--array=1-9", "--arr=1-9", "-a1-9", "-Ha1-9", "--wait", "-W", "--wra=x", "--test-only", "--parsable", "--par"),
+        *("-Mwest", "--clusters=west", "--", "-", "gpu", "--hold\n--array=2"),
+    ],
+)
+def test_options_that_are_not_for_one_job(option: str) -> None:
+    with pytest.raises(DocumentError, match="must be an option of sbatch for one job"):
+        engine(Answers(), options=[option])
+
+
+def test_options_that_are() -> None:
+    options = ["--wait-all-nodes=1", "--time=1", "--cluster-constraint=x", "-pgpu", "-C", "-H", "--mem=4G", "--account=a"]
+    engine(Answers(), options=options)
+
+
 @pytest.mark.parametrize(
     ("state", "found"),
     [("idle", "idle"), ("mixed", "running"), ("allocated", "running"), ("idle*", "unusable"), ("down", "unusable")],
@@ -229,13 +254,10 @@ def test_no_containers_yet() -> None:
     ("keys", "sentence"),
     [
         ({"share": None}, "needs share"),
-        ({"options": ["--array=1-9"]}, "must be an option of sbatch for one job"),
         ({"hosts": ["a"]}, "has hosts, which needs engine: ssh"),
         ({"engine": "local"}, "has root, which needs engine: ssh or slurm"),
     ],
 )
 def test_documents_that_are_wrong(keys: dict[str, Any], sentence: str) -> None:
-    from mlflow_batchai.errors import DocumentError
-
     with pytest.raises(DocumentError, match=sentence):
         parse_cluster({**DOCUMENT, **keys}, "c.yaml")
