@@ -140,20 +140,26 @@ def options_of(document: ClusterDocument, node_count: int, terms: Terms) -> list
     ]
 
 
-def script_of(agent: Sequence[str], root: str, python: str, secrets: str) -> str:
+def script_of(agent: Sequence[str], root: str, python: str, secrets: str, output: str) -> str:
     """The batch script.
 
     Args:
         agent: the command of every task.
         root: folder of our jobs on each node.
         secrets: the file that agents read; it is closed (NFS keeps one that is open) and gone before any of them runs.
+        output: the file for what all print. Slurm itself would follow a link that somebody else has put there.
     """
+    printed = shlex.quote(output)
     step, hidden = shlex.join(_STEP), shlex.quote(secrets)
     base = f'"$HOME"{shlex.quote(root[1:])}' if root.startswith("~/") else shlex.quote(root)
     tidy = f'root={base}/$SLURM_JOB_ID/$SLURM_NODEID; exec {shlex.quote(python)} -I -S "$root/agent.pyz" remove "$root"'
     return f"""#!/bin/sh
 # With it, srun gives its tasks no PATH.
 unset SLURM_EXPORT_ENV
+rm -f {printed}
+set -C
+exec > {printed} 2>&1 || exit 1
+set +C
 exec < {hidden}
 [ -O /dev/stdin ] || exit 1
 told=$(cat)
@@ -442,21 +448,19 @@ class Slurm:
 
     def _sbatch(self, request: StartRequest) -> list[str]:
         name = _name(request)
-        output = f"{self._folder}/{name}.out"
         options = options_of(self._document, request.node_count, request.terms)
-        # %% is what Slurm reads as %.
         return [
             "sbatch",
             "--parsable",
             *options,
             f"--job-name={name}",
             f"--comment={request.folder}",
-            f"--output={output.replace('%', '%%')}",
+            "--output=/dev/null",
         ]
 
     def _script(self, request: StartRequest) -> str:
         secrets = f"{self._folder}/{_name(request)}"
-        return script_of(self._agent(request), self._root, self._document.agent_python, secrets)
+        return script_of(self._agent(request), self._root, self._document.agent_python, secrets, f"{secrets}.out")
 
     def _agent(self, request: StartRequest) -> list[str]:
         data = archive.build()

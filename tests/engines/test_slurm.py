@@ -96,15 +96,22 @@ def test_the_script(tmp_path: Path) -> None:
 
 
 def test_the_script_runs(tmp_path: Path) -> None:
-    """Agents read what they are told; its file is closed and gone by then. The job's exit code is that of its step."""
+    """Agents read what they are told; its file is closed and gone by then. The job's exit code is that of its step.
+
+    What is printed goes where no link leads.
+    """
     (tmp_path / "srun").write_text(f"#!/bin/sh\ncat\nls {tmp_path}/told 2>&1\nls -l /proc/$PPID/fd\nexit 3\n")
     (tmp_path / "srun").chmod(0o755)
     text = '{"a": "\\n%s $x"}'
     (tmp_path / "told").write_text(text)
-    script = script_of(["agent"], "/root", "python3", str(tmp_path / "told"))
-    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    done = subprocess.run(["sh", "-c", script], env=environment, capture_output=True, text=True)
-    assert done.returncode == 3 and done.stdout.startswith(f"{text}ls: ") and "(deleted)" not in done.stdout
+    (tmp_path / "mine").write_text("mine")
+    output = tmp_path / "told.out"
+    output.symlink_to(tmp_path / "mine")
+    script = script_of(["agent"], "/root", "python3", str(tmp_path / "told"), str(output))
+    assert subprocess.run(["sh", "-c", script], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}).returncode == 3
+    printed = output.read_text()
+    assert printed.startswith(f"{text}ls: ") and "(deleted)" not in printed
+    assert (tmp_path / "mine").read_text() == "mine"
 
 
 def test_old_files_go(tmp_path: Path) -> None:
