@@ -79,8 +79,8 @@ class Watch:
         self._heard = heard
         self._silence = Silence(3 * engine.poll_seconds)
         self._handle: Handle | None = None
-        # Whether agents run, or ran, as far as is known.
-        self._started = True
+        # What a scheduler has answered last; None: there is none.
+        self._told: Poll | None = None
         self._pace = engine.poll_seconds
         self._next_poll = 0.0
         self._complaint = ""
@@ -109,10 +109,11 @@ class Watch:
         pace = self._pace
         self._schedule(now, self._engine.poll_seconds)
         if self._handle is None and (handle := self._job.handle()):
-            self._handle, self._started = handle, not _has_scheduler(handle)
+            self._handle = handle
+            self._told = Poll(PollState.QUEUED, started=False) if _has_scheduler(handle) else None
         poll = self._poll()
-        if poll.state is not PollState.UNKNOWN:
-            self._started = poll.started
+        if self._told and poll.state is not PollState.UNKNOWN:
+            self._told = poll
         snapshot = self._job.snapshot(poll.gone)
         if snapshot.verdict is not None:
             return
@@ -127,8 +128,10 @@ class Watch:
             node = (lost or [0])[0]
             self._give_up(snapshot, node, poll.of(node))
             return
-        # Agents that a scheduler has not started yet are silent.
-        silent = self._silence.seconds(now, self._count()) if self._started or snapshot.announces else 0.0
+        told = self._told
+        # Agents that a scheduler has not started yet, or has stopped (SUSPENDED), have to be silent.
+        rests = told is not None and bool(told.frozen or not (told.started or snapshot.announces))
+        silent = 0.0 if rests else self._silence.seconds(now, self._count())
         if 0 in (*poll.unknown, *poll.frozen) and silent > self._job.plan.loss_seconds + SILENCE_MARGIN_SECONDS:
             # Its peers have given it up before; nobody but us is left who could say so, or finish what it has begun to say.
             reason = "its agent was stopped (SIGSTOP)" if 0 in poll.frozen else poll.of(0)

@@ -106,15 +106,7 @@ def test_a_scheduler_that_is_away_says_nothing_of_a_job_that_waits(folder, asked
     made = folder()
     made.handle(1, "slurm")
     world = World(1)
-    watch = Watch(made.job, world, clock=lambda: world.now)
-
-    def check(seconds):
-        until = world.now + seconds
-        while world.now < until and not made.job.state().ended:
-            world.now += 2
-            watch.check()
-        return made.job.state()
-
+    check = checker(made, world)
     world.waiting, world.agents = True, False
     if asked_before:
         check(600)
@@ -124,6 +116,37 @@ def test_a_scheduler_that_is_away_says_nothing_of_a_job_that_waits(folder, asked
     check(2)
     world.unknown = {0}
     assert check(60 + SILENCE_MARGIN_SECONDS + 4).error_code == "NodeSetupFailed"
+
+
+def test_a_job_that_the_scheduler_has_stopped_for_a_while_goes_on(folder):
+    made = folder()
+    made.handle(1, "slurm")
+    made.announce(0)
+    world = World(1)
+    check = checker(made, world)
+    world.frozen = {0}
+    check(300)
+    world.unknown = {0}
+    assert not check(300).ended
+    world.frozen, world.unknown = set(), set()
+    check(2)
+    world.unknown = {0}
+    assert not check(60).ended
+    assert check(SILENCE_MARGIN_SECONDS + 4).error_code == "NodeLost"
+
+
+def checker(made, world):
+    """What watches a job for some seconds, unless it ends before; its state."""
+    watch = Watch(made.job, world, clock=lambda: world.now)
+
+    def check(seconds):
+        until = world.now + seconds
+        while world.now < until and not made.job.state().ended:
+            world.now += 2
+            watch.check()
+        return made.job.state()
+
+    return check
 
 
 def test_an_agent_that_is_gone_without_an_exit_is_a_lost_node(scene):
