@@ -413,13 +413,14 @@ class Slurm:
 
     def _nodes(self) -> list[NodeReport]:
         """The nodes of the partition, or of Slurm's default one."""
-        partition, found = self._document.partition, []
+        partition, found = self._document.partition, {}
         chosen = ["-p", partition] if partition else []
         for line in self._ask(["sinfo", "-h", "-N", "-o", "%N|%P|%T|%E", *chosen]).splitlines():
-            name, of, state, why = line.split("|", 3)
-            if partition or of.endswith("*"):
-                found.append(node_report(name, state, why))
-        return found
+            # A reason may have several lines, and a node several partitions.
+            name, *fields = line.split("|", 3)
+            if len(fields) == 3 and (partition or fields[0].endswith("*")):
+                found[name] = node_report(name, *fields[1:])
+        return list(found.values())
 
     def census(self) -> Census:
         partition = self._document.partition

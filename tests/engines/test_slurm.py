@@ -166,7 +166,7 @@ def test_a_handle_names_no_file_of_others() -> None:
 
 def test_nodes_that_are_down_are_not_counted() -> None:
     """An attempt after the first takes as many as there are (minNodes)."""
-    runner = Answers(sinfo="n0|gpu|idle|none\nn1|gpu|down*|Not responding\nn2|gpu|mixed|none\n")
+    runner = Answers(sinfo="n0|gpu|idle|none\nn1|gpu|down*|Not responding\nfor days\nn2|gpu|mixed|none\nn2|debug|mixed|none\n")
     assert engine(runner).check(1).usable == 2
 
 
