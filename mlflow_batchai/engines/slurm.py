@@ -64,7 +64,11 @@ boot["in_slurm"](data, *sys.argv[3:])
 # --no-kill and --kill-on-bad-exit=0: node 0's agent has to outlive the others, to give the verdict.
 _STEP = ("srun", "--ntasks-per-node=1", "--kill-on-bad-exit=0", "--wait=0", "--no-kill", "--mpi=none", "--cpu-bind=none")
 # Writes a file that only its user can read, in a folder that only he can change; its words: folder, name.
-_STORE = 'umask 077; mkdir -p -- "$1" && [ -O "$1" ] && chmod 700 -- "$1" && cat > "$1/$2.$$" && mv -f -- "$1/$2.$$" "$1/$2"'
+_STORE = """umask 077
+mkdir -p -- "$1" || exit 1
+[ -O "$1" ] || { echo "$1 belongs to another user" >&2; exit 1; }
+chmod 700 -- "$1" && cat > "$1/$2.$$" && mv -f -- "$1/$2.$$" "$1/$2"
+"""
 
 
 class Runner(Protocol):

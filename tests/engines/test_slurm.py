@@ -214,6 +214,22 @@ def test_a_submit_whose_answer_is_lost_ends_what_slurm_may_have() -> None:
     assert ("rm", "-f", "--", "/share/.batchai/slurm-me/batchai-a1b2-1") in runner.ran
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving a folder to another user needs root")
+def test_a_folder_of_another_user_is_not_used(tmp_path: Path) -> None:
+    """Somebody else may have made it on a share that all can write."""
+    os.chown(tmp_path, 12345, 12345)
+
+    class Stores(Answers):
+        def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float = 60.0) -> Result:
+            if argv[0] != "sh":
+                return super().run(argv, stdin, timeout)
+            done = subprocess.run([*argv[:4], str(tmp_path), argv[5]], input=stdin, capture_output=True)
+            return Result(done.returncode, "", done.stderr.decode())
+
+    with pytest.raises(ClusterError, match=f"batchai-a1b2-1 can't be written: {tmp_path} belongs to another user; does share"):
+        engine(Stores()).submit(REQUEST)
+
+
 def test_a_job_that_went_to_another_slurm_is_ended_there() -> None:
     runner = Answers(sbatch="14;west\n")
     with pytest.raises(ClusterError, match="sent the job to Slurm's cluster west"):
