@@ -21,6 +21,8 @@ DRAIN_PATIENCE_SECONDS = 120.0
 # For agents that look at the index seldom: node 0 tells the others, one after the other hears of it.
 INDEX_PATIENCE_SECONDS = 30.0
 LEAVE_SECONDS = 10.0
+# Between two polls of a job that leaves its nodes: each costs a scheduler's other users something, too.
+SCHEDULER_SECONDS = 2.0
 SILENCE_MARGIN_SECONDS = 15.0
 # Longest pause between two polls of a job that waits for its nodes.
 WAITING_SECONDS = 30.0
@@ -239,8 +241,9 @@ class Watch:
         if self._handle is None:
             return
         until = self._clock() + LEAVE_SECONDS + self._grace
+        pause = SCHEDULER_SECONDS if _has_scheduler(self._handle) else self._engine.poll_seconds / 20
         while self._clock() < until and not self._all_gone(as_far_as_known=True):
-            time.sleep(self._engine.poll_seconds / 20)
+            time.sleep(pause)
         self._engine.cancel(self._handle)
 
 

@@ -314,8 +314,10 @@ def test_clean_up_does_not_wait_for_nodes_that_cant_be_asked(scene, monkeypatch)
     assert world.cancelled == 1
 
 
-def test_clean_up_waits_for_agents_to_leave(scene, monkeypatch):
-    _, world, watch, _ = scene()
+@pytest.mark.parametrize(("engine", "pause"), [("fake", 0.05), ("slurm", 2.0)])
+def test_clean_up_waits_for_agents_to_leave(scene, monkeypatch, engine, pause):
+    made, world, watch, _ = scene()
+    made.handle(2, engine)
     slept = []
 
     def sleep(seconds):
@@ -326,7 +328,7 @@ def test_clean_up_waits_for_agents_to_leave(scene, monkeypatch):
 
     monkeypatch.setattr(watch_module.time, "sleep", sleep)
     watch.clean_up()
-    assert (len(slept), world.cancelled) == (3, 1)
+    assert (slept, world.cancelled) == ([pause] * 3, 1)
 
 
 @pytest.mark.parametrize("grace", [0.0, 40.0])
