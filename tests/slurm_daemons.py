@@ -94,11 +94,11 @@ class SlurmDaemons:
         self.config.write_text(text)
         (root / "gres.conf").write_text(gres)
         (root / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
-        for name in ("munged", "slurmctld", *(f"n{node}" for node in range(count))):
-            self.start(name)
         try:
+            for name in ("munged", "slurmctld", *(f"n{node}" for node in range(count))):
+                self.start(name)
             wait_for(lambda: self.ask("sinfo", "-h", "-t", "idle", "-p", "main", "-o", "%D").strip() == str(count))
-        except AssertionError:
+        except BaseException:
             self.stop()
             raise
 
