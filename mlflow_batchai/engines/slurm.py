@@ -69,6 +69,8 @@ mkdir -p -- "$1" || exit 1
 [ -O "$1" ] || { echo "$1 belongs to another user" >&2; exit 1; }
 chmod 700 -- "$1" && cat > "$1/$2.$$" && mv -f -- "$1/$2.$$" "$1/$2"
 """
+# The end of a file, unless somebody else may have put it there, or a link.
+_TAIL = 'cd -- "$1" && [ -O . ] && [ ! -L "$2" ] && tail -c 20000 -- "$2"'
 
 
 class Runner(Protocol):
@@ -367,7 +369,7 @@ class Slurm:
 
     def _printed(self, handle: Handle) -> tuple[dict[int, Any], str]:
         with contextlib.suppress(ClusterError):
-            asked = ["tail", "-c", "20000", "--", f"{self._folder}/{_name_in(handle)}.out"]
+            asked = ["sh", "-c", _TAIL, "sh", self._folder, f"{_name_in(handle)}.out"]
             return last_words(self._run(asked, timeout=POLL_SECONDS).out)
         return {}, ""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -46,7 +45,7 @@ class Answers:
     """Slurm's commands: their answers by name, and what was run."""
 
     def __init__(self, **answers: Result | str) -> None:
-        self.answers: dict[str, Result | str] = {"scontrol": "ClusterName             = prod\n", "tail": "", **answers}
+        self.answers: dict[str, Result | str] = {"scontrol": "ClusterName             = prod\n", **answers}
         self.ran: list[tuple[str, ...]] = []
 
     def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float = 60.0) -> Result:
@@ -117,8 +116,7 @@ def test_the_script_runs(tmp_path: Path) -> None:
 def test_old_files_go(tmp_path: Path) -> None:
     """What jobs have printed, and secrets that no job came for."""
     for name, days in {"batchai-a1-1": 92, "batchai-b2-1": 60, "batchai-a1-1.out": 32, "agent-1.pyz": 92}.items():
-        (tmp_path / name).touch()
-        os.utime(tmp_path / name, (time.time() - 86400 * days,) * 2)
+        subprocess.run(["touch", "-d", f"{days} days ago", str(tmp_path / name)], check=True)
     runner = Answers(squeue="", sbatch="14\n")
     engine(runner).submit(REQUEST)
     (find,) = (argv for argv in runner.ran if argv[0] == "find")
@@ -214,20 +212,46 @@ def test_a_submit_whose_answer_is_lost_ends_what_slurm_may_have() -> None:
     assert ("rm", "-f", "--", "/share/.batchai/slurm-me/batchai-a1b2-1") in runner.ran
 
 
+@pytest.mark.parametrize(
+    ("state", "found"),
+    [("idle", "idle"), ("mixed", "running"), ("allocated", "running"), ("idle*", "unusable"), ("down", "unusable")],
+)
+def test_nodes(state: str, found: str) -> None:
+    report = node_report("n1", state, "broken fan")
+    assert report.state is NodeState(found)
+    assert report.why == (f"Slurm has it {state}: broken fan" if found == "unusable" else "")
+
+
+class Shell(Answers):
+    """Runs shell text for real, in a folder that stands for that of the share."""
+
+    def __init__(self, folder: Path, **answers: Result | str) -> None:
+        super().__init__(**answers)
+        self.folder = folder
+
+    def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float = 60.0) -> Result:
+        if argv[0] != "sh":
+            return super().run(argv, stdin, timeout)
+        done = subprocess.run([*argv[:4], str(self.folder), argv[5]], input=stdin, capture_output=True)
+        return Result(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def test_what_a_job_has_printed_is_read_from_no_link(tmp_path: Path) -> None:
+    """What somebody else has put there would have a line of any file of ours shown."""
+    printed, mine = tmp_path / "batchai-a1b2-1.out", tmp_path / "mine"
+    printed.write_text("0: no plan\n")
+    assert engine(Shell(tmp_path, squeue=line("FAILED"))).poll(HANDLE).detail.endswith("FAILED: no plan")
+    printed.rename(mine)
+    printed.symlink_to(mine)
+    assert engine(Shell(tmp_path, squeue=line("FAILED"))).poll(HANDLE).detail.endswith("FAILED")
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="giving a folder to another user needs root")
 def test_a_folder_of_another_user_is_not_used(tmp_path: Path) -> None:
     """Somebody else may have made it on a share that all can write."""
     os.chown(tmp_path, 12345, 12345)
-
-    class Stores(Answers):
-        def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float = 60.0) -> Result:
-            if argv[0] != "sh":
-                return super().run(argv, stdin, timeout)
-            done = subprocess.run([*argv[:4], str(tmp_path), argv[5]], input=stdin, capture_output=True)
-            return Result(done.returncode, "", done.stderr.decode())
-
     with pytest.raises(ClusterError, match=f"batchai-a1b2-1 can't be written: {tmp_path} belongs to another user; does share"):
-        engine(Stores()).submit(REQUEST)
+        engine(Shell(tmp_path)).submit(REQUEST)
 
 
 def test_a_job_that_went_to_another_slurm_is_ended_there() -> None:
@@ -253,16 +277,6 @@ def test_options_that_are_not_for_one_job(option: str) -> None:
 def test_options_that_are() -> None:
     options = ["--wait-all-nodes=1", "--time=1", "--cluster-constraint=x", "-pgpu", "-C", "-H", "--mem=4G", "--account=a"]
     engine(Answers(), options=options)
-
-
-@pytest.mark.parametrize(
-    ("state", "found"),
-    [("idle", "idle"), ("mixed", "running"), ("allocated", "running"), ("idle*", "unusable"), ("down", "unusable")],
-)
-def test_nodes(state: str, found: str) -> None:
-    report = node_report("n1", state, "broken fan")
-    assert report.state is NodeState(found)
-    assert report.why == (f"Slurm has it {state}: broken fan" if found == "unusable" else "")
 
 
 def test_no_containers_yet() -> None:
