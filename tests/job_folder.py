@@ -89,8 +89,8 @@ class JobFolder:
     def segment(self, sequence: int, *records: Record, writer: str = "agent-0") -> None:
         self.share.write(self.paths.segment(writer, sequence), protocol.encode(records))
 
-    def handle(self, nodes: int = 1) -> None:
-        self.write(self.paths.submitted, {"engine": "fake", "nodes": list(range(nodes))})
+    def handle(self, nodes: int = 1, engine: str = "fake") -> None:
+        self.write(self.paths.submitted, {"engine": engine, "nodes": list(range(nodes))})
 
 
 def report(step: int, rank: int = 0, ts: int = 5, **values: Any) -> Record:

@@ -100,11 +100,11 @@ class SlurmDaemons:
         self.config.write_text(text)
         (root / "gres.conf").write_text(gres)
         (root / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
-        for name in ("munged", "slurmctld", *(f"n{node}" for node in range(count))):
-            self.start(name)
         try:
+            for name in ("munged", "slurmctld", *(f"n{node}" for node in range(count))):
+                self.start(name)
             self.wait_idle()
-        except AssertionError:
+        except BaseException:
             self.stop()
             raise
 

@@ -275,7 +275,11 @@ def main(arguments: list[str]) -> int:
             options.name,
             options.resumed,
         )
-        return agent.run()
+        code = agent.run()
+        if queued is None and agent.peers.termination:
+            # Slurm has ended the step that would do it, too.
+            staging.main([options.root])
+        return code
     except (staging.SetupError, ControlError, TwinError) as error:
         sys.stderr.write(f"{error}\n")
         return 1

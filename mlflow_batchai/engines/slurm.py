@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from mlflow_batchai.agent import protocol
+from mlflow_batchai.agent import protocol, records
 from mlflow_batchai.documents.cluster import ClusterDocument
 from mlflow_batchai.engines import archive
 from mlflow_batchai.engines.base import CheckResult, Handle, Needs, NodeCommand, Poll, PollState, StartRequest, Terms
@@ -42,6 +42,8 @@ TAKE_SECONDS, TAKE_MINUTES = 30, 10
 # On the control share, for each user: the agent, what Slurm's jobs print, and secrets until a job starts.
 FOLDER = ".batchai/slurm-"
 KEPT_DAYS = 30
+# A job that has not started then never will: its secrets go.
+LONGEST_WAIT_DAYS = 90
 _MARK = re.compile(r"batchai-\w+-\d+")
 
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
@@ -70,7 +72,13 @@ boot["in_slurm"](data, *sys.argv[3:])
 # --no-kill and --kill-on-bad-exit=0: node 0's agent has to outlive the others, to give the verdict.
 _STEP = ("srun", "--ntasks-per-node=1", "--kill-on-bad-exit=0", "--wait=0", "--no-kill", "--mpi=none", "--cpu-bind=none")
 # Writes a file that only its user can read, in a folder that only he can change; its words: folder, name.
-_STORE = 'umask 077; mkdir -p -- "$1" && [ -O "$1" ] && chmod 700 -- "$1" && cat > "$1/$2.$$" && mv -f -- "$1/$2.$$" "$1/$2"'
+_STORE = """umask 077
+mkdir -p -- "$1" || exit 1
+[ -O "$1" ] || { echo "$1 belongs to another user" >&2; exit 1; }
+chmod 700 -- "$1" && cat > "$1/$2.$$" && mv -f -- "$1/$2.$$" "$1/$2"
+"""
+# The end of a file, unless somebody else may have put it there, or a link.
+_TAIL = 'cd -- "$1" && [ -O . ] && [ ! -L "$2" ] && tail -c 20000 -- "$2"'
 
 
 class Runner(Protocol):
@@ -149,22 +157,30 @@ def options_of(document: ClusterDocument, node_count: int, terms: Terms) -> list
     ]
 
 
-def script_of(agent: Sequence[str], root: str, python: str, secrets: str) -> str:
+def script_of(agent: Sequence[str], root: str, python: str, secrets: str, output: str) -> str:
     """The batch script.
 
     Args:
         agent: the command of every task.
         root: folder of our jobs on each node.
-        secrets: the file that agents read; it is gone before any of them runs.
+        secrets: the file that agents read; it is closed (NFS keeps one that is open) and gone before any of them runs.
+        output: the file for what all print. Slurm itself would follow a link that somebody else has put there.
     """
+    printed = shlex.quote(output)
     step, hidden = shlex.join(_STEP), shlex.quote(secrets)
     return f"""#!/bin/sh
 # With it, srun gives its tasks no PATH.
 unset SLURM_EXPORT_ENV
+rm -f {printed}
+set -C
+exec > {printed} 2>&1 || exit 1
+set +C
 exec < {hidden}
 [ -O /dev/stdin ] || exit 1
+told=$(cat)
+exec < /dev/null
 rm -f {hidden}
-{step} {shlex.join(agent)}
+printf %s "$told" | {step} {shlex.join(agent)}
 code=$?
 timeout 60 {step} --input=none {shlex.join(tidy_of(root, python))}
 exit $code
@@ -200,9 +216,9 @@ def last_words(text: str) -> tuple[dict[int, Any], str]:
     for match in agents:
         try:
             report = json.loads(match[2])
-            if failure := report.get("failure"):
+            if records.has(failure := report.get("failure"), {"code": records.is_text, "message": records.is_text}):
                 failures[int(match[1])] = failure
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, RecursionError):
             last = match[2].strip() or last
     return failures, last if agents else _last(text)
 
@@ -286,9 +302,15 @@ class Slurm:
             where = self._ask(["scontrol", "show", "config"])
             said = self._ask(self._sbatch(request), self._script(request).encode())
             # A site may have sbatch say more before.
-            number = said.strip().rpartition("\n")[2].partition(";")[0]
+            number, _, elsewhere = said.strip().rpartition("\n")[2].partition(";")
             if not number.isdecimal():
                 raise ClusterError(f"cluster '{self._cluster}': sbatch gave no number of a job: {said.strip()}")
+            if elsewhere:
+                self._run(["scancel", f"--clusters={elsewhere}", number])
+                raise ClusterError(
+                    f"cluster '{self._cluster}': sbatch sent the job to Slurm's cluster {elsewhere}, where nobody looks after"
+                    " it; unset SBATCH_CLUSTERS and SLURM_CLUSTERS where sbatch runs"
+                )
             undo.pop_all()
         return {
             "engine": "slurm",
@@ -364,7 +386,7 @@ class Slurm:
 
     def _printed(self, handle: Handle) -> tuple[dict[int, Any], str]:
         with contextlib.suppress(ClusterError):
-            asked = ["tail", "-c", "20000", "--", f"{self._folder}/{_name_in(handle)}.out"]
+            asked = ["sh", "-c", _TAIL, "sh", self._folder, f"{_name_in(handle)}.out"]
             return last_words(self._run(asked, timeout=POLL_SECONDS).out)
         return {}, ""
 
@@ -414,13 +436,14 @@ class Slurm:
 
     def _nodes(self) -> list[NodeReport]:
         """The nodes of the partition, or of Slurm's default one."""
-        partition, found = self._document.partition, []
+        partition, found = self._document.partition, {}
         chosen = ["-p", partition] if partition else []
         for line in self._ask(["sinfo", "-h", "-N", "-o", "%N|%P|%T|%E", *chosen]).splitlines():
-            name, of, state, why = line.split("|", 3)
-            if partition or of.endswith("*"):
-                found.append(node_report(name, state, why))
-        return found
+            # A reason may have several lines, and a node several partitions.
+            name, *fields = line.split("|", 3)
+            if len(fields) == 3 and (partition or fields[0].endswith("*")):
+                found[name] = node_report(name, *fields[1:])
+        return list(found.values())
 
     def census(self) -> Census:
         partition = self._document.partition
@@ -489,21 +512,19 @@ class Slurm:
 
     def _sbatch(self, request: StartRequest) -> list[str]:
         name = _name(request)
-        output = f"{self._folder}/{name}.out"
         options = options_of(self._document, request.node_count, request.terms)
-        # %% is what Slurm reads as %.
         return [
             "sbatch",
             "--parsable",
             *options,
             f"--job-name={name}",
             f"--comment={request.folder}",
-            f"--output={output.replace('%', '%%')}",
+            "--output=/dev/null",
         ]
 
     def _script(self, request: StartRequest) -> str:
         secrets = f"{self._folder}/{_name(request)}"
-        return script_of(self._agent(request), self._root, self._document.agent_python, secrets)
+        return script_of(self._agent(request), self._root, self._document.agent_python, secrets, f"{secrets}.out")
 
     def _agent(self, request: StartRequest) -> list[str]:
         job = (f"--share={self._share}", f"--folder={request.folder}", f"--attempt={request.attempt}")
@@ -524,12 +545,13 @@ class Slurm:
             )
 
     def _store_agent(self) -> None:
-        """Put the agent on the share, unless it is there; what jobs have printed long ago goes."""
+        """Put the agent on the share, unless it is there; old files of jobs go."""
         data = archive.build()
         name = archive.name_of(data)
         if not self._run(["sha256sum", "--", f"{self._folder}/{name}"]).out.startswith(archive.hash_of(data)):
             self._store(name, data)
-        self._run(["find", self._folder, "-name", "*.out", "-mtime", f"+{KEPT_DAYS}", "-delete"])
+        old = ["-name", "*.out", "-mtime", f"+{KEPT_DAYS}", "-o", "-name", "batchai-*", "-mtime", f"+{LONGEST_WAIT_DAYS}"]
+        self._run(["find", self._folder, "(", *old, ")", "-delete"])
 
     def _run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float = ASK_SECONDS) -> Result:
         return self._runner.run(argv, stdin, timeout)

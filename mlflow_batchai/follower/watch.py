@@ -8,6 +8,7 @@ from collections.abc import Callable
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.attempt import overrides
 from mlflow_batchai.agent.layout import node_id
+from mlflow_batchai.engines import registry
 from mlflow_batchai.engines.base import Engine, Handle, Poll, PollState
 from mlflow_batchai.errors import ClusterError, ShareError
 from mlflow_batchai.job.jobs import Job
@@ -20,6 +21,8 @@ DRAIN_PATIENCE_SECONDS = 120.0
 # For agents that look at the index seldom: node 0 tells the others, one after the other hears of it.
 INDEX_PATIENCE_SECONDS = 30.0
 LEAVE_SECONDS = 10.0
+# Between two polls of a job that leaves its nodes: each costs a scheduler's other users something, too.
+SCHEDULER_SECONDS = 2.0
 SILENCE_MARGIN_SECONDS = 15.0
 # Longest pause between two polls of a job that waits for its nodes.
 WAITING_SECONDS = 30.0
@@ -78,6 +81,8 @@ class Watch:
         self._heard = heard
         self._silence = Silence(3 * engine.poll_seconds)
         self._handle: Handle | None = None
+        # What a scheduler has answered last; None: there is none.
+        self._told: Poll | None = None
         self._pace = engine.poll_seconds
         self._next_poll = 0.0
         self._complaint = ""
@@ -105,8 +110,12 @@ class Watch:
             return
         pace = self._pace
         self._schedule(now, self._engine.poll_seconds)
-        self._handle = self._handle or self._job.handle()
+        if self._handle is None and (handle := self._job.handle()):
+            self._handle = handle
+            self._told = Poll(PollState.QUEUED, started=False) if _has_scheduler(handle) else None
         poll = self._poll()
+        if self._told and poll.state is not PollState.UNKNOWN:
+            self._told = poll
         snapshot = self._job.snapshot(poll.gone)
         if snapshot.verdict is not None:
             return
@@ -121,7 +130,10 @@ class Watch:
             node = (lost or [0])[0]
             self._give_up(snapshot, node, poll.of(node))
             return
-        silent = self._silence.seconds(now, self._count())
+        told = self._told
+        # Agents that a scheduler has not started yet, or has stopped (SUSPENDED), have to be silent.
+        rests = told is not None and bool(told.frozen or not (told.started or snapshot.announces))
+        silent = 0.0 if rests else self._silence.seconds(now, self._count())
         if 0 in (*poll.unknown, *poll.frozen) and silent > self._job.plan.loss_seconds + SILENCE_MARGIN_SECONDS:
             # Its peers have given it up before; nobody but us is left who could say so, or finish what it has begun to say.
             reason = "its agent was stopped (SIGSTOP)" if 0 in poll.frozen else poll.of(0)
@@ -229,6 +241,13 @@ class Watch:
         if self._handle is None:
             return
         until = self._clock() + LEAVE_SECONDS + self._grace
+        pause = SCHEDULER_SECONDS if _has_scheduler(self._handle) else self._engine.poll_seconds / 20
         while self._clock() < until and not self._all_gone(as_far_as_known=True):
-            time.sleep(self._engine.poll_seconds / 20)
+            time.sleep(pause)
         self._engine.cancel(self._handle)
+
+
+def _has_scheduler(handle: Handle) -> bool:
+    """Whether a scheduler, which may take days, starts the agents."""
+    kind = registry.ENGINES.get(handle["engine"])
+    return kind is not None and kind.has_scheduler

@@ -45,6 +45,10 @@ SUBMIT_SECONDS = 120.0
 STATES = {"FINISHED": protocol.SUCCEEDED, "KILLED": TERMINATED, "FAILED": protocol.FAILED}
 
 
+class _BusyError(ClusterError):
+    """The cluster takes no more jobs while it has some of the sweep's, as where a scheduler has a limit."""
+
+
 class Driver:
     """Drives one sweep.
 
@@ -101,7 +105,12 @@ class Driver:
             self._show(judge(self._sweep.plan, seen.jobs, protocol.now_ms()))
         room = self._sweep.plan.parallel - len(seen.active - set(self._unfollowed))
         for number in seen.unstarted[: max(0, room)]:
-            self._start(self._starter(), number, not (seen.jobs or self._submitted))
+            try:
+                self._start(self._starter(), number, not (seen.jobs or self._submitted))
+            except ClusterError as error:
+                if seen.active - set(self._unfollowed):
+                    raise _BusyError(str(error)) from error
+                raise
         if seen.unstarted or seen.active - set(self._unfollowed):
             return False
         if seen.active:
@@ -208,6 +217,8 @@ def _repeat(step: Callable[[], bool], say: Callable[[str], None], sleep: Callabl
                 return
             last_success = begun
         except Exception as error:
+            if isinstance(error, _BusyError):
+                last_success = begun
             if not _may_pass(error) or begun - last_success > PATIENCE_SECONDS:
                 raise
             pause = TROUBLE_SECONDS

@@ -13,12 +13,14 @@ from typing import Any
 from mlflow_batchai import terminal
 from mlflow_batchai.agent.plan import Notify, plain
 from mlflow_batchai.client import submitting
+from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.documents.batchai import settings_from
 from mlflow_batchai.documents.model import secret_values
 from mlflow_batchai.errors import JobError, ParameterError, UsageError
 from mlflow_batchai.follower import notify
 from mlflow_batchai.follower.detached import Submitted
 from mlflow_batchai.job.places import slug
+from mlflow_batchai.plan.prepared import Prepared
 from mlflow_batchai.sweep import search, sweeps
 from mlflow_batchai.sweep.parameters import Combination, examples, shown
 from mlflow_batchai.sweep.results import comparison
@@ -62,13 +64,19 @@ def plan_sweep(
             f"the sweep's name '{terminal.printable(name[:LONGEST_NAME])}' should be one line of 1 to {LONGEST_NAME}"
             " letters, without both kinds of quotes: --run-name NAME"
         )
-    parallel = plan.parallel or max(1, source.cluster.open_nodes // ready.prepared.plan.node_count) + 1
+    parallel = plan.parallel or _fitting(source.cluster, ready.prepared) + 1
     metric, mode = comparison(plan.metric, plan.mode, source.config)
     if metric is None and (plan.asks or plan.stop):
         raise UsageError("--sampler tpe and --stop need to know what jobs are compared by: --metric val_accuracy")
     told = list(ready.prepared.plan.notify.on) if ready.prepared.plan.notify else None
     plan = dataclasses.replace(plan, name=name, parallel=parallel, metric=metric, mode=mode, code=code_hash(ready), told=told)
     return plan, ready
+
+
+def _fitting(cluster: Cluster, prepared: Prepared) -> int:
+    """Jobs that have nodes at once, if nobody else has any."""
+    count = prepared.plan.node_count
+    return max(1, min(cluster.engine.check(count, prepared.needs).usable, cluster.open_nodes) // count)
 
 
 def _tried(plan: SweepPlan) -> Sequence[Combination]:

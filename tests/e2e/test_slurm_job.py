@@ -119,13 +119,14 @@ def test_a_preempted_job_goes_on_as_a_new_one(world: Any, cluster: Any, here: He
 
 
 def test_scancel_by_hand(world: Any, cluster: Any, here: HereClient, slurm: SlurmDaemons) -> None:
-    """The agents give the verdict before Slurm kills them; the ranks get their SIGTERM."""
+    """The agents give the verdict before Slurm kills them, and leave nothing on their nodes; the ranks get their SIGTERM."""
     cluster()
     here.submit(world.project(WAITS, batchai=config(2)))
     run = running(world)
     slurm.ask("scancel", "--me")
     run = ended(world, run)
     assert run.info.status == "FAILED" and "told to end (SIGTERM)" in run.data.tags["batchai.reason"]
+    world.wait(lambda: not list((world.root / "node roots").iterdir()), what="the nodes' folders go")
 
 
 def test_looking_into_nodes(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,8 +16,8 @@ from mlflow_batchai.documents.cluster import parse_cluster
 from mlflow_batchai.engines.base import Needs, Poll, PollState, StartRequest, Terms
 from mlflow_batchai.engines.census import NodeState
 from mlflow_batchai.engines.shell.connection import Result
-from mlflow_batchai.engines.slurm import Slurm, last_words, node_report, options_of
-from mlflow_batchai.errors import ClusterError
+from mlflow_batchai.engines.slurm import Slurm, last_words, node_report, options_of, script_of
+from mlflow_batchai.errors import ClusterError, DocumentError
 
 DOCUMENT = {
     "engine": "slurm",
@@ -44,7 +46,7 @@ class Answers:
     """Slurm's commands: their answers by name, and what was run."""
 
     def __init__(self, **answers: Result | str) -> None:
-        self.answers: dict[str, Result | str] = {"scontrol": "ClusterName             = prod\n", "tail": "", **answers}
+        self.answers: dict[str, Result | str] = {"scontrol": "ClusterName             = prod\n", **answers}
         self.ran: list[tuple[str, ...]] = []
 
     def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float = 60.0) -> Result:
@@ -85,13 +87,42 @@ def test_the_script(tmp_path: Path) -> None:
     text = shown[0].argv[0]
     assert text.startswith("sbatch --parsable --exclusive") and "hush" not in text
     script = text.partition("<<'END'\n")[2].removesuffix("END")
-    assert (
-        "exec < /share/.batchai/slurm-me/batchai-a1b2-1\n[ -O /dev/stdin ] || exit 1\nrm -f /share/.batchai/slurm-me/batchai-a1b2-1\n"
-        in script
-    )
+    secrets = "/share/.batchai/slurm-me/batchai-a1b2-1"
+    opened = f"exec < {secrets}\n[ -O /dev/stdin ] || exit 1\ntold=$(cat)\n"
+    assert f'{opened}exec < /dev/null\nrm -f {secrets}\nprintf %s "$told" | srun ' in script
     assert "--kill-on-bad-exit=0" in script and "--no-kill" in script
     subprocess.run(["sh", "-n"], input=script, text=True, check=True)
     assert [command.node for command in shown] == [0, 1]
+
+
+def test_the_script_runs(tmp_path: Path) -> None:
+    """Agents read what they are told; its file is closed and gone by then. The job's exit code is that of its step.
+
+    What is printed goes where no link leads.
+    """
+    (tmp_path / "srun").write_text(f"#!/bin/sh\ncat\nls {tmp_path}/told 2>&1\nls -l /proc/$PPID/fd\nexit 3\n")
+    (tmp_path / "srun").chmod(0o755)
+    text = '{"a": "\\n%s $x"}'
+    (tmp_path / "told").write_text(text)
+    (tmp_path / "mine").write_text("mine")
+    output = tmp_path / "told.out"
+    output.symlink_to(tmp_path / "mine")
+    script = script_of(["agent"], "/root", "python3", str(tmp_path / "told"), str(output))
+    assert subprocess.run(["sh", "-c", script], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}).returncode == 3
+    printed = output.read_text()
+    assert printed.startswith(f"{text}ls: ") and "(deleted)" not in printed
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_old_files_go(tmp_path: Path) -> None:
+    """What jobs have printed, and secrets that no job came for."""
+    for name, days in {"batchai-a1-1": 92, "batchai-b2-1": 60, "batchai-a1-1.out": 32, "agent-1.pyz": 92}.items():
+        subprocess.run(["touch", "-d", f"{days} days ago", str(tmp_path / name)], check=True)
+    runner = Answers(squeue="", sbatch="14\n")
+    engine(runner).submit(REQUEST)
+    (find,) = (argv for argv in runner.ran if argv[0] == "find")
+    subprocess.run([str(tmp_path) if word.startswith("/share") else word for word in find], check=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["agent-1.pyz", "batchai-b2-1"]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +165,7 @@ def test_a_handle_names_no_file_of_others() -> None:
 
 def test_nodes_that_are_down_are_not_counted() -> None:
     """An attempt after the first takes as many as there are (minNodes)."""
-    runner = Answers(sinfo="n0|gpu|idle|none\nn1|gpu|down*|Not responding\nn2|gpu|mixed|none\n")
+    runner = Answers(sinfo="n0|gpu|idle|none\nn1|gpu|down*|Not responding\nfor days\nn2|gpu|mixed|none\nn2|debug|mixed|none\n")
     assert engine(runner).check(1).usable == 2
 
 
@@ -158,8 +189,11 @@ def test_one_question_for_all_jobs() -> None:
 
 
 def test_what_agents_say_last() -> None:
-    text = 'srun: error\n0: {"state": "held"}\n1: {"state": "ended", "failure": {"code": "ShareFailed"}}\n 0: no plan\nsrun: error: x\n'
-    assert last_words(text) == ({1: {"code": "ShareFailed"}}, "no plan")
+    failure = {"code": "ShareFailed", "message": "full"}
+    text = f'srun: error\n0: {{"state": "held"}}\n1: {json.dumps({"failure": failure})}\n 0: no plan\nsrun: error: x\n'
+    assert last_words(text) == ({1: failure}, "no plan")
+    # What a rank has printed, or somebody has put there.
+    assert last_words('0: {"failure": "x"}\n1: {"failure": {"code": 1}}\n0: ' + "[" * 19000)[0] == {}
     assert last_words("srun: error: Unable to create step\n") == ({}, "Unable to create step")
 
 
@@ -209,6 +243,63 @@ def test_nodes(state: str, found: str) -> None:
     assert report.why == (f"Slurm has it {state}: broken fan" if found == "unusable" else "")
 
 
+class Shell(Answers):
+    """Runs shell text for real, in a folder that stands for that of the share."""
+
+    def __init__(self, folder: Path, **answers: Result | str) -> None:
+        super().__init__(**answers)
+        self.folder = folder
+
+    def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float = 60.0) -> Result:
+        if argv[0] != "sh":
+            return super().run(argv, stdin, timeout)
+        done = subprocess.run([*argv[:4], str(self.folder), argv[5]], input=stdin, capture_output=True)
+        return Result(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def test_what_a_job_has_printed_is_read_from_no_link(tmp_path: Path) -> None:
+    """What somebody else has put there would have a line of any file of ours shown."""
+    printed, mine = tmp_path / "batchai-a1b2-1.out", tmp_path / "mine"
+    printed.write_text("0: no plan\n")
+    assert engine(Shell(tmp_path, squeue=line("FAILED"))).poll(HANDLE).detail.endswith("FAILED: no plan")
+    printed.rename(mine)
+    printed.symlink_to(mine)
+    assert engine(Shell(tmp_path, squeue=line("FAILED"))).poll(HANDLE).detail.endswith("FAILED")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving a folder to another user needs root")
+def test_a_folder_of_another_user_is_not_used(tmp_path: Path) -> None:
+    """Somebody else may have made it on a share that all can write."""
+    os.chown(tmp_path, 12345, 12345)
+    with pytest.raises(ClusterError, match=f"batchai-a1b2-1 can't be written: {tmp_path} belongs to another user; does share"):
+        engine(Shell(tmp_path)).submit(REQUEST)
+
+
+def test_a_job_that_went_to_another_slurm_is_ended_there() -> None:
+    runner = Answers(sbatch="14;west\n")
+    with pytest.raises(ClusterError, match="sent the job to Slurm's cluster west"):
+        engine(runner).submit(REQUEST)
+    assert ("scancel", "--clusters=west", "14") in runner.ran
+    assert ("rm", "-f", "--", "/share/.batchai/slurm-me/batchai-a1b2-1") in runner.ran
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        *("--array=1-9", "--arr=1-9", "-a1-9", "-Ha1-9", "--wait", "-W", "--wra=x", "--test-only", "--parsable", "--par"),
+        *("-Mwest", "--clusters=west", "--", "-", "gpu", "--hold\n--array=2"),
+    ],
+)
+def test_options_that_are_not_for_one_job(option: str) -> None:
+    with pytest.raises(DocumentError, match="must be an option of sbatch for one job"):
+        engine(Answers(), options=[option])
+
+
+def test_options_that_are() -> None:
+    options = ["--wait-all-nodes=1", "--time=1", "--cluster-constraint=x", "-pgpu", "-C", "-H", "--mem=4G", "--account=a"]
+    engine(Answers(), options=options)
+
+
 def test_no_containers_yet() -> None:
     from mlflow_batchai.agent.plan import Container
 
@@ -221,13 +312,10 @@ def test_no_containers_yet() -> None:
     ("keys", "sentence"),
     [
         ({"share": None}, "needs share"),
-        ({"options": ["--array=1-9"]}, "must be an option of sbatch for one job"),
         ({"hosts": ["a"]}, "has hosts, which needs engine: ssh"),
         ({"engine": "local"}, "has root, which needs engine: ssh or slurm"),
     ],
 )
 def test_documents_that_are_wrong(keys: dict[str, Any], sentence: str) -> None:
-    from mlflow_batchai.errors import DocumentError
-
     with pytest.raises(DocumentError, match=sentence):
         parse_cluster({**DOCUMENT, **keys}, "c.yaml")

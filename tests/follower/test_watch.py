@@ -31,6 +31,7 @@ class World:
         self.unknown = set()
         self.frozen = set()
         self.waiting = False
+        self.agents = True
         self.failures = {}
         self.now = 0.0
         self.polls = 0
@@ -44,7 +45,7 @@ class World:
             raise ClusterError(self.broken)
         answer = Poll(PollState.GONE, "killed", tuple(sorted(self.gone))) if self.gone else Poll(PollState.ALIVE)
         if self.waiting:
-            answer = Poll(PollState.QUEUED)
+            answer = Poll(PollState.QUEUED, started=self.agents)
         if self.unknown:
             answer = Poll(PollState.UNKNOWN, "node a can't be reached", (), tuple(sorted(self.unknown)))
         self.on_poll()
@@ -97,6 +98,55 @@ def test_a_job_that_waits_is_polled_less_and_less_often_at_one_moment_for_all(sc
         watch.check()
         world.now += watch.seconds
     assert world.now == 63.0
+
+
+@pytest.mark.parametrize("asked_before", [True, False])
+def test_a_scheduler_that_is_away_says_nothing_of_a_job_that_waits(folder, asked_before):
+    """Its agents were not started yet, as far as is known, so their silence means nothing until they are."""
+    made = folder()
+    made.handle(1, "slurm")
+    world = World(1)
+    check = checker(made, world)
+    world.waiting, world.agents = True, False
+    if asked_before:
+        check(600)
+    world.unknown = {0}
+    assert not check(300).ended
+    world.waiting, world.unknown = False, set()
+    check(2)
+    world.unknown = {0}
+    assert check(60 + SILENCE_MARGIN_SECONDS + 4).error_code == "NodeSetupFailed"
+
+
+def test_a_job_that_the_scheduler_has_stopped_for_a_while_goes_on(folder):
+    made = folder()
+    made.handle(1, "slurm")
+    made.announce(0)
+    world = World(1)
+    check = checker(made, world)
+    world.frozen = {0}
+    check(300)
+    world.unknown = {0}
+    assert not check(300).ended
+    world.frozen, world.unknown = set(), set()
+    check(2)
+    world.unknown = {0}
+    assert not check(60).ended
+    assert check(SILENCE_MARGIN_SECONDS + 4).error_code == "NodeLost"
+
+
+def checker(made, world):
+    """What watches a job for some seconds, unless it ends before; its state."""
+    watch = Watch(made.job, world, clock=lambda: world.now)
+
+    def check(seconds):
+        until = world.now + seconds
+        while world.now < until and not made.job.state().ended:
+            world.now += 2
+            watch.check()
+        return made.job.state()
+
+    return check
 
 
 def test_an_agent_that_is_gone_without_an_exit_is_a_lost_node(scene):
@@ -264,8 +314,10 @@ def test_clean_up_does_not_wait_for_nodes_that_cant_be_asked(scene, monkeypatch)
     assert world.cancelled == 1
 
 
-def test_clean_up_waits_for_agents_to_leave(scene, monkeypatch):
-    _, world, watch, _ = scene()
+@pytest.mark.parametrize(("engine", "pause"), [("fake", 0.05), ("slurm", 2.0)])
+def test_clean_up_waits_for_agents_to_leave(scene, monkeypatch, engine, pause):
+    made, world, watch, _ = scene()
+    made.handle(2, engine)
     slept = []
 
     def sleep(seconds):
@@ -276,7 +328,7 @@ def test_clean_up_waits_for_agents_to_leave(scene, monkeypatch):
 
     monkeypatch.setattr(watch_module.time, "sleep", sleep)
     watch.clean_up()
-    assert (len(slept), world.cancelled) == (3, 1)
+    assert (slept, world.cancelled) == ([pause] * 3, 1)
 
 
 @pytest.mark.parametrize("grace", [0.0, 40.0])

@@ -20,7 +20,7 @@ from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.client.console import JobConsole
 from mlflow_batchai.client.lookup import NoFolderError
 from mlflow_batchai.client.signals import Signals
-from mlflow_batchai.errors import JobDetachedError, JobError, NotFoundError, ParameterError, ShareError
+from mlflow_batchai.errors import ClusterError, JobDetachedError, JobError, NotFoundError, ParameterError, ShareError
 from mlflow_batchai.follower import detached, spawning
 from mlflow_batchai.sweep import driver, sweeps
 from mlflow_batchai.sweep.driver import Driver
@@ -286,3 +286,13 @@ def test_what_is_away_is_waited_for(store, toys, monkeypatch, capsys, error: Exc
     toys.failures = {2: 1}
     with pytest.raises(type(error)):
         drive(begin(store), toys, lambda: None)
+
+
+def test_a_cluster_that_takes_no_more_jobs_for_now_is_waited_for_while_some_run(store, toys, monkeypatch) -> None:
+    """A scheduler may let a user have a few jobs only, and each may take days."""
+    monkeypatch.setattr(driver, "PATIENCE_SECONDS", 0.0)
+    toys.error, toys.failures = ClusterError("Slurm refuses the job: QOSMaxSubmitJobPerUserLimit"), {3: 3}
+    assert drive(begin(store), toys, lambda: toys.end(1), *[lambda: None] * 3, toys.end_all)[1] == "FINISHED"
+    toys.failures = {1: 1}
+    with pytest.raises(ClusterError, match="QOSMax"):
+        drive(begin(store), toys, toys.end_all)

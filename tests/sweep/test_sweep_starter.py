@@ -12,6 +12,9 @@ from sweep_world import plan
 
 from mlflow_batchai.agent.plan import Notify
 from mlflow_batchai.client import submitting
+from mlflow_batchai.cluster.clusters import Cluster
+from mlflow_batchai.engines.base import CheckResult
+from mlflow_batchai.engines.local_hosts import LocalHosts
 from mlflow_batchai.errors import BatchAIError, ParameterError
 from mlflow_batchai.storage import objects
 from mlflow_batchai.sweep import starter
@@ -42,6 +45,18 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def check(project: Path, combinations: Any = COMBINATIONS) -> Any:
     return starter.check(plan(uri=str(project), cwd=str(project.parent)), combinations, print)
+
+
+def test_as_many_jobs_at_once_as_have_nodes_that_can_be_used(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not as many as a cluster without a limit of its own would take: Slurm's is the number of nodes that anybody has."""
+    monkeypatch.setattr(Cluster, "open_nodes", 10000)
+    monkeypatch.setattr(LocalHosts, "check", lambda *_: CheckResult(4))
+    monkeypatch.chdir(project)
+    fields = dict.fromkeys(("version", "env_manager", "parallel", "metric", "mode"))
+    given = {"name": "toy", "entry_point": "main", **fields}
+    settings = '{"properties": {"nodeCount": 2, "customToolkitSettings": {}}}'
+    made, _ = starter.plan_sweep(str(project), [{"lr": "1", "data": "../data.csv"}], print, settings, None, **given)
+    assert made.parallel == 3
 
 
 def test_the_message_names_the_combination_that_is_wrong(project: Path) -> None:
