@@ -201,7 +201,7 @@ class SshKeys(RemoteKeys):
 
 
 class SlurmKeys(SlurmSettings, RemoteKeys):
-    """Keys that a cluster document has only with ``engine: slurm``."""
+    """Keys that a cluster document has only with ``engine: slurm``; those that a job may have, too, are in ``SlurmSettings``."""
 
     login: NonEmpty | None = None
     exclusive: bool = False

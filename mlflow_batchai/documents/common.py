@@ -82,8 +82,8 @@ class SlurmSettings(SpecModel):
     @property
     def words(self) -> tuple[str, ...]:
         """Options of sbatch."""
-        given = {"partition": self.partition, "account": self.account, "qos": self.qos, "gres": self.gres}
-        return (*(f"--{name}={value}" for name, value in given.items() if value), *self.options)
+        names = [name for name in SlurmSettings.model_fields if name != "options"]
+        return (*(f"--{name}={value}" for name in names if (value := getattr(self, name))), *self.options)
 
 
 NAMED_SECRET = re.compile(r"\$\{(\w+)\}")

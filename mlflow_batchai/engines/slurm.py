@@ -158,7 +158,7 @@ def options_of(document: ClusterDocument, node_count: int, terms: Terms) -> list
 
 
 def script_of(agent: Sequence[str], root: str, python: str, secrets: str, output: str) -> str:
-    """The batch script.
+    """The batch script, which sbatch reads from its standard input; its options are in ``options_of``.
 
     Args:
         agent: the command of every task.

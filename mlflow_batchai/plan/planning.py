@@ -1,4 +1,4 @@
-"""Make the plan of a job (``batchai/plan.json``) from a program and a document's properties."""
+"""Make the plan of a job from a program and a document's properties; ``client.submitting.create`` writes it (``plan.json``)."""
 
 from __future__ import annotations
 

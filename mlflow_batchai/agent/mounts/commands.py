@@ -110,7 +110,7 @@ def _cifs(volume: Volume, target: str, folder: str) -> list[str]:
 
 
 def _nfs(volume: Volume, target: str, folder: str) -> list[str]:
-    # The document's mountOptions are one word.
+    # All of the document's mountOptions are one word; an option of ours would go before them, with a comma.
     return _as_root(["mount", "-t", "nfs", *(["-o", volume.options] if volume.options else []), "--", volume.source, target])
 
 
