@@ -1,4 +1,4 @@
-"""Find submitted jobs by the tags of their runs, wherever their share lies on this machine; end runs of jobs that never began."""
+"""Find submitted jobs by the tags of their runs, wherever their share lies on this machine; end runs whose job never began."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ class SshKeys(RemoteKeys):
 
 
 class SlurmKeys(SlurmSettings, RemoteKeys):
-    """Keys that a cluster document has only with ``engine: slurm``; those that a job may have, too, are in ``SlurmSettings``."""
+    """Keys that a cluster document has only with ``engine: slurm``; ``SlurmSettings`` has those that a job may have, too."""
 
     login: NonEmpty | None = None
     exclusive: bool = False
