@@ -79,26 +79,27 @@ def test_nobody_stays_and_it_is_terminated(cli: Cli) -> None:
 
 
 SEARCHED = """
-    import sys, time
+    import os, sys, time
     from mlflow_batchai.training import report
-    value = float(sys.argv[1])
+    value, gate = float(sys.argv[1]), sys.argv[2]
     for step in range(3):
         report.log({"val_accuracy": value + step}, step=step)
         time.sleep(0.1)
-    while value < 0:
+    while value < 0 or not (gate == "-" or os.path.exists(gate)):
         time.sleep(0.1)
 """
 
 
 def test_a_search_goes_on_after_kill_9_with_the_same_trials(cli: Cli) -> None:
     world = cli.world
-    project = world.project(SEARCHED, MLPROJECT)
+    project, gate = world.project(SEARCHED, MLPROJECT), world.home / "gate"
     options = ("--trials", "3", "--metric", "val_accuracy", "--seed", "3", "--parallel", "1", "--run-name", "dies")
-    said = cli("sweep", project, "-P", "lr=1e-5..1:log", "-P", "gate=-", "--sampler", "tpe", *options, "--no-wait")
+    said = cli("sweep", project, "-P", "lr=1e-5..1:log", "-P", f"gate={gate}", "--sampler", "tpe", *options, "--no-wait")
     assert said.code == 0 and "3 jobs, 1 at once, to maximize val_accuracy; run " in said.err, said
-    world.wait(lambda: len(world.runs()) == 3, what="the second has begun")
+    world.wait(lambda: any(run.info.run_name == "dies-1" and run.data.metrics for run in world.runs()), what="it has begun")
     (parent,) = [run for run in world.runs() if run.info.run_name == "dies"]
     os.kill(json.loads(parent.data.tags["batchai.sweepDriver"])["pid"], signal.SIGKILL)
+    gate.touch()
     said = cli("sweep", "attach", "dies", "-o", "json")
     assert said.code == 0, said
     tracking = Tracking(world.uri, {"MLFLOW_TRACKING_URI": world.uri})
