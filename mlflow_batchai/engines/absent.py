@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, NoReturn
 
-from mlflow_batchai.engines.base import CheckResult, Handle, Needs, NodeCommand, Poll, PollState, StartRequest
+from mlflow_batchai.engines.base import CheckResult, Handle, Needs, NodeCommand, Poll, StartRequest, unknown_poll
 from mlflow_batchai.errors import ClusterError
 
 
@@ -32,7 +32,7 @@ class AbsentEngine:
         self._refuse()
 
     def poll(self, handle: Handle) -> Poll:
-        return Poll(PollState.UNKNOWN, self._why, (), tuple(range(len(handle["nodes"]))))
+        return unknown_poll(handle, self._why)
 
     def poll_all(self, handles: Sequence[Handle]) -> Sequence[Poll]:
         return [self.poll(handle) for handle in handles]

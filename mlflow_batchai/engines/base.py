@@ -55,8 +55,20 @@ class Poll(NamedTuple):
         return self.nodes.get(node, self.detail)
 
 
+def unknown_poll(handle: Handle, why: str) -> Poll:
+    """The answer of an engine that can't ask any of a job's nodes."""
+    return Poll(PollState.UNKNOWN, why, (), tuple(range(len(handle["nodes"]))))
+
+
+def other_engine(handle: Handle, kind: str) -> str:
+    """Why an engine of this kind can't ask a job's nodes, if another one has started them; else nothing."""
+    if handle["engine"] == kind:
+        return ""
+    return f"the job runs on engine {handle['engine']}, and its cluster's document says {kind}"
+
+
 class Terms(NamedTuple):
-    """What a scheduler is told of a job, besides how many nodes it wants.
+    """A job's limit and options for a scheduler, besides the number of its nodes.
 
     Attributes:
         seconds: the job's time limit; 0: none.

@@ -19,7 +19,7 @@ from mlflow_batchai.agent.plan import plain
 from mlflow_batchai.agent.reservation.agents import ARRIVAL_SECONDS
 from mlflow_batchai.engines import asking
 from mlflow_batchai.engines.asking import Known
-from mlflow_batchai.engines.base import Handle, Needs, NodeCommand, Poll, PollState, StartRequest
+from mlflow_batchai.engines.base import Handle, Needs, NodeCommand, Poll, PollState, StartRequest, other_engine, unknown_poll
 from mlflow_batchai.engines.census import Census, Place
 from mlflow_batchai.engines.machines import Answer, Node
 from mlflow_batchai.engines.parallel import at_once, in_background
@@ -174,13 +174,13 @@ class Hosts:
         reasons = [self._cant_ask(handle) for handle in handles]
         said = self._poll_nodes([handle for handle, reason in zip(handles, reasons, strict=True) if not reason])
         return [
-            self._cant_say(handle, reason) if reason else self._poll_of(handle, said)
+            unknown_poll(handle, reason) if reason else self._poll_of(handle, said)
             for handle, reason in zip(handles, reasons, strict=True)
         ]
 
     def _cant_ask(self, handle: Handle) -> str:
         """Why nothing can be said of a job's agents from here, or nothing."""
-        return self._other_engine(handle)
+        return other_engine(handle, self.kind)
 
     def _poll_of(self, handle: Handle, said: Mapping[NodeKey, Mapping[int, Outcome]]) -> Poll:
         """One job's poll, of what its nodes have said."""
@@ -209,16 +209,6 @@ class Hosts:
 
     def _called(self, handle: Handle, index: int) -> str:
         return f"node-{index}"
-
-    def _other_engine(self, handle: Handle) -> str:
-        """Why nothing can be asked of the job's nodes if its cluster's document has been changed that much, or nothing."""
-        if handle["engine"] == self.kind:
-            return ""
-        return f"the job runs on engine {handle['engine']}, and its cluster's document says {self.kind}"
-
-    @staticmethod
-    def _cant_say(handle: Handle, why: str) -> Poll:
-        return Poll(PollState.UNKNOWN, why, (), tuple(range(len(handle["nodes"]))))
 
     def _poll_nodes(self, handles: Sequence[Handle]) -> Mapping[NodeKey, Mapping[int, Outcome]]:
         """Ask each node once for all of these jobs' agents on it: node -> number of the reservation -> what it says of that."""
@@ -258,7 +248,7 @@ class Hosts:
         return {number: nothing if said["alive"] is None else said for number, said in zip(numbers, answers, strict=True)}
 
     def cancel(self, handle: Handle) -> None:
-        if reason := self._other_engine(handle):
+        if reason := other_engine(handle, self.kind):
             raise ClusterError(f"{reason}; what runs there of the job may go on: end it by hand")
         machines: dict[int, list[Handle]] = {}
         for entry in handle["nodes"]:

@@ -22,7 +22,18 @@ from typing import Any, NamedTuple, Protocol
 from mlflow_batchai.agent import protocol, records
 from mlflow_batchai.documents.cluster import ClusterDocument
 from mlflow_batchai.engines import archive
-from mlflow_batchai.engines.base import CheckResult, Handle, Needs, NodeCommand, Poll, PollState, StartRequest, Terms
+from mlflow_batchai.engines.base import (
+    CheckResult,
+    Handle,
+    Needs,
+    NodeCommand,
+    Poll,
+    PollState,
+    StartRequest,
+    Terms,
+    other_engine,
+    unknown_poll,
+)
 from mlflow_batchai.engines.census import Census, NodeReport, NodeState, Place, Reservation
 from mlflow_batchai.engines.machines import Answer, Node
 from mlflow_batchai.engines.registry import Site
@@ -37,6 +48,7 @@ POLL_SECONDS, ASK_SECONDS = 8.0, 30.0
 CANCEL_SECONDS = 90.0
 # The longest limit that Batch AI had, and what a job has that names none: the partition's own holds then.
 WEEK_SECONDS = 7 * 86400.0
+KIND = "slurm"
 # How long ``doctor`` waits for a node, and has it at most.
 TAKE_SECONDS, TAKE_MINUTES = 30, 10
 # On the control share, for each user: the agent, what Slurm's jobs print, and secrets until a job starts.
@@ -163,7 +175,7 @@ def script_of(agent: Sequence[str], root: str, python: str, secrets: str, output
     Args:
         agent: the command of every task.
         root: folder of our jobs on each node.
-        secrets: the file that agents read; it is closed (NFS keeps one that is open) and gone before any of them runs.
+        secrets: the file that agents read. It is closed and removed before any of them runs; NFS would keep an open one.
         output: the file for what all print. Slurm itself would follow a link that somebody else has put there.
     """
     printed = shlex.quote(output)
@@ -259,6 +271,7 @@ class Slurm:
         self.node_limit = nodes
         self._cluster = cluster
         self._document = document
+        self._chosen = ["-p", document.partition] if document.partition else []
         self._share = share
         self._root = document.root or f"/var/tmp/batchai-{user}"
         self._runner = runner
@@ -313,7 +326,7 @@ class Slurm:
                 )
             undo.pop_all()
         return {
-            "engine": "slurm",
+            "engine": KIND,
             "host": socket.gethostname(),
             "ticket": int(number),
             "slurm": _cluster_name(where),
@@ -325,21 +338,15 @@ class Slurm:
         return self.poll_all([handle])[0]
 
     def poll_all(self, handles: Sequence[Handle]) -> Sequence[Poll]:
-        ours = [handle for handle in handles if handle["engine"] == "slurm"]
+        reasons = [other_engine(handle, KIND) for handle in handles]
         try:
-            known = self._known([handle["ticket"] for handle in ours])
+            known = self._known([handle["ticket"] for handle, reason in zip(handles, reasons, strict=True) if not reason])
         except ClusterError as error:
-            return [self._cant_say(handle, str(error)) for handle in handles]
+            return [unknown_poll(handle, str(error)) for handle in handles]
         return [
-            self._poll_of(handle, known.get(handle["ticket"]))
-            if handle["engine"] == "slurm"
-            else self._cant_say(handle, _other_engine(handle))
-            for handle in handles
+            unknown_poll(handle, reason) if reason else self._poll_of(handle, known.get(handle["ticket"]))
+            for handle, reason in zip(handles, reasons, strict=True)
         ]
-
-    @staticmethod
-    def _cant_say(handle: Handle, why: str) -> Poll:
-        return Poll(PollState.UNKNOWN, why, (), tuple(range(len(handle["nodes"]))))
 
     def _poll_of(self, handle: Handle, job: Queued | None) -> Poll:
         nodes = tuple(range(len(handle["nodes"])))
@@ -351,15 +358,15 @@ class Slurm:
             if job.state in RUNNING:
                 return Poll(PollState.ALIVE, frozen=nodes if job.state in FROZEN else ())
             if job.state not in ENDED:
-                return self._cant_say(handle, f"{title} is {job.words}, which says nothing of its agents")
+                return unknown_poll(handle, f"{title} is {job.words}, which says nothing of its agents")
             how = f"{title} has ended: {job.words}"
         else:
             try:
                 where = _cluster_name(self._ask(["scontrol", "show", "config"], timeout=POLL_SECONDS))
             except ClusterError as error:
-                return self._cant_say(handle, str(error))
+                return unknown_poll(handle, str(error))
             if where != handle.get("slurm"):
-                return self._cant_say(handle, f"{title} is one of Slurm's cluster {handle.get('slurm')}, and {where} was asked")
+                return unknown_poll(handle, f"{title} is one of Slurm's cluster {handle.get('slurm')}, and {where} was asked")
             how = f"{title} has ended, and Slurm remembers no more of it{self._accounted(handle)}"
         failures, last = self._printed(handle)
         how += f": {last}" if last else ""
@@ -391,10 +398,10 @@ class Slurm:
         return {}, ""
 
     def cancel(self, handle: Handle) -> None:
-        if handle["engine"] != "slurm":
-            raise ClusterError(f"{_other_engine(handle)}; what runs there of the job may go on: end it by hand")
+        if reason := other_engine(handle, KIND):
+            raise ClusterError(f"{reason}; what runs there of the job may go on: end it by hand")
         name = _name_in(handle)
-        self._end([handle["ticket"]], name)
+        self._end(handle["ticket"], name)
         self._run(["rm", "-f", "--", f"{self._folder}/{name}"])
 
     def end_job(self, job: str) -> None:
@@ -410,13 +417,13 @@ class Slurm:
     def _end_named(self, start: str) -> None:
         for job in self._ours():
             if job.name.startswith(start):
-                self._end([job.id], job.name)
+                self._end(job.id, job.name)
 
-    def _end(self, numbers: Sequence[int], name: str) -> None:
+    def _end(self, number: int, name: str) -> None:
         """End a job and wait until none of its processes is left."""
         until = time.monotonic() + CANCEL_SECONDS
         told, pause = False, 0.1
-        while job := self._known(numbers).get(numbers[0]):
+        while job := self._known([number]).get(number):
             if job.name != name or job.state in ENDED:
                 return
             if not told:
@@ -437,8 +444,7 @@ class Slurm:
     def _nodes(self) -> list[NodeReport]:
         """The nodes of the partition, or of Slurm's default one."""
         partition, found = self._document.partition, {}
-        chosen = ["-p", partition] if partition else []
-        for line in self._ask(["sinfo", "-h", "-N", "-o", "%N|%P|%T|%E", *chosen]).splitlines():
+        for line in self._ask(["sinfo", "-h", "-N", "-o", "%N|%P|%T|%E", *self._chosen]).splitlines():
             # A reason may have several lines, and a node several partitions.
             name, *fields = line.split("|", 3)
             if len(fields) == 3 and (partition or fields[0].endswith("*")):
@@ -446,12 +452,10 @@ class Slurm:
         return list(found.values())
 
     def census(self) -> Census:
-        partition = self._document.partition
         jobs = self._ours()
         waiting: list[str] = []
         if any(job.state in WAITING for job in jobs):
-            asked = ["squeue", "-h", "-t", "PENDING", "-S", "-p,i", "-o", "%i", *(["-p", partition] if partition else [])]
-            waiting = self._ask(asked).split()
+            waiting = self._ask(["squeue", "-h", "-t", "PENDING", "-S", "-p,i", "-o", "%i", *self._chosen]).split()
         reservations = []
         for job in jobs:
             identity, attempt = job.name.split("-")[1:]
@@ -473,7 +477,7 @@ class Slurm:
         return [""] * len(places)
 
     def find(self, name: str, handle: Handle | None = None) -> Node:
-        job = handle["ticket"] if handle and handle["engine"] == "slurm" else None
+        job = handle["ticket"] if handle and handle["engine"] == KIND else None
         if job is None:
             running = queued(self._ask(["squeue", *QUEUE, "--me", "-t", "RUNNING", "-w", name]))
             job = next((one.id for one in running if _MARK.fullmatch(one.name)), None)
@@ -588,10 +592,6 @@ def _name_in(handle: Handle) -> str:
     """The same by a handle, which may be somebody else's work: it becomes a file's name."""
     name = str(handle.get("name"))
     return name if _MARK.fullmatch(name) else "batchai-none-0"
-
-
-def _other_engine(handle: Handle) -> str:
-    return f"the job runs on engine {handle['engine']}, and its cluster's document says slurm"
 
 
 def _cluster_name(config: str) -> str:

@@ -67,7 +67,7 @@ def needs_of(plan: Plan) -> Needs:
 
 
 def terms_of(plan: Plan) -> Terms:
-    """What a scheduler is told of a job."""
+    """A job's limit and options for a scheduler."""
     return Terms(plan.max_wall_clock_seconds, plan.scheduler_options)
 
 

@@ -218,7 +218,7 @@ class _Chooser:
         return known or (accounts.UNNAMED if self._cluster.mount in (None, "folder") else "")
 
     def _is_azure(self, account: str, given: StorageCredentials | None, at: str) -> bool:
-        """Whether an account is Azure's, not a folder; what opens it by the document is remembered."""
+        """Whether an account is Azure's, not a folder; what the document has to open it is kept."""
         if self._cluster.mount not in (None, "folder"):
             remember(account, given, at)
             return True

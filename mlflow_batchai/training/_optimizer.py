@@ -48,21 +48,21 @@ def _sums(hvd: Any, tensors: dict[int, Any]) -> dict[int, Any]:
         kind = getattr(tensor.dtype, "name", None) or str(tensor.dtype).split(".")[-1]
         groups.setdefault(kind, []).append(i)
     sums: dict[int, Any] = {}
-    flats = {}
+    flats: dict[str, tuple[list[int], Any]] = {}
     for kind, members in sorted(groups.items()):
         values = [tensors[i] for i in members]
         name = f"batchai_{kind}_{len(members)}_{sum(_elements(value) for value in values)}"
         if _hvd.on_torch(hvd):
             # Horovod compares lengths only.
             shapes = repr([(i, tuple(tensors[i].shape)) for i in members])
-            flats[f"{name}_{zlib.crc32(shapes.encode()):08x}"] = _flat(values)
+            flats[f"{name}_{zlib.crc32(shapes.encode()):08x}"] = members, _flat(values)
         else:
             sums.update(zip(members, hvd.grouped_allreduce(values, op=hvd.Sum, name=name, ignore_name_scope=True)))
     if flats:
-        _exchange(hvd, flats)
-        for flat, (_, members) in zip(flats.values(), sorted(groups.items())):
-            parts = flat.split([tensors[i].numel() for i in members])
-            sums.update((i, part.view(tensors[i].shape)) for i, part in zip(members, parts))
+        _exchange(hvd, {name: flat for name, (_, flat) in flats.items()})
+    for members, flat in flats.values():
+        parts = flat.split([tensors[i].numel() for i in members])
+        sums.update((i, part.view(tensors[i].shape)) for i, part in zip(members, parts))
     return sums
 
 
@@ -138,7 +138,7 @@ def _cast(number: Any, dtype: Any) -> Any:
 
 def _as_tensor(hvd: Any, number: Any, like: Any) -> Any:
     """Return a number as a tensor that can go into one group with ``like``."""
-    if hvd.__name__ != "horovod.torch":
+    if not _hvd.on_torch(hvd):
         return number
     import torch
 
@@ -459,7 +459,7 @@ def _idle_step(hvd: Any, plan: list[tuple[Any, list[Any], Any]], eager: bool) ->
             for optimizer, specs, variables in plan[1:]:
                 optimizer.apply(empties(specs, _known(optimizer, variables)), variables)
 
-    if hvd.__name__ == "horovod.torch":
+    if _hvd.on_torch(hvd):
         import torch
 
         def torch_step() -> Any:

@@ -1,4 +1,4 @@
-"""Framework blocks that run: which processes each starts, where those meet, and what they are told of each other.
+"""Framework blocks that run: the processes that each starts, where they meet, and the variables that name them to each other.
 
 Another one is a class here and an entry of ``_FRAMEWORKS``; its settings are parsed in ``documents/job.py``.
 """
