@@ -1,6 +1,6 @@
 """What jobs on GPUs are worth, in one call: Horovod is built, CIFAR-10 and ResNet-50 are trained, a rank is killed.
 
-    python benchmarks/gpu/prove.py --out FOLDER [--parts build,cifar,overhead,scaling,kill] [--smoke] [--cpu]
+    python benchmarks/gpu/prove.py --out FOLDER [--parts build,exact,cifar,speed,scaling,kill] [--smoke] [--cpu]
 
 It uses all GPUs of the machine, with 1, 2, 4, ... ranks, one GPU each. What one GPU can't show is said not to have been run;
 there two ranks share it with a second Horovod whose exchange goes through the main memory, which is a weaker check. Each part
@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import re
-import shutil
 import signal
 import statistics
 import subprocess
@@ -24,17 +23,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from machine import ROOT, Environment, Failure, computing, gpus, memory_in_use, must
+from machine import ROOT, Done, Environment, Failure, computing, gpus, memory_in_use, must
 from tables import markdown
 
 CIFAR = ROOT / "projects" / "cifar_horovod"
 RANKS = Path(__file__).parent / "ranks"
-PARTS = ("build", "cifar", "overhead", "scaling", "kill")
+PARTS = ("build", "exact", "cifar", "speed", "scaling", "kill")
 
 # The tutorial's training on four ranks: batches of 4 x 32 images, 25 epochs of four passes. So many ranks more or less make the
 # same 39,000 steps on as many images.
 JOINED_BATCH, JOINED_RATE, PASSES = 128, 4e-4, 100
 KILL_LIMIT = 60.0  # seconds
+NETWORKS = {  # of the speed part: images of so many pixels each way, and steps
+    "resnet50": {"pixels": 224, "steps": 60, "precision": "mixed_bfloat16"},
+    "cifar10": {"pixels": 32, "steps": 1000, "precision": "float32"},
+}
+WAYS = {"torch": "keras,horovod,exchange", "jax": "keras,horovod,exchange", "none": "pytorch"}
 RATE = re.compile(r"images_per_second: ([\d.]+(?:e[+-]\d+)?)")
 
 # NVLink multicast can take the GPUs of a host that others share out of service.
@@ -80,17 +84,29 @@ class Bench:
         """1, 2, 4, ... ranks, and as many as there are GPUs."""
         return sorted({*(2**k for k in range(8) if 2**k <= self.most), max(1, self.most)})
 
-    def environment(self, python: Environment) -> dict[str, str]:
+    def environment(self, python: Environment, backend: str = "") -> dict[str, str]:
         """The variables of a command on this machine."""
         path = f"{python.folder / 'bin'}:{self.nccl.folder / 'bin'}:{os.environ['PATH']}"
         found = {**os.environ, **CAREFUL, "PATH": path, "BATCHAI_HOME": str(self.work / "home"), "PYTHONUNBUFFERED": "1"}
-        return found | {"MLFLOW_TRACKING_URI": f"sqlite:///{self.store}/mlflow.db", "KERAS_BACKEND": self.options.backend}
+        return found | {
+            "MLFLOW_TRACKING_URI": f"sqlite:///{self.store}/mlflow.db",
+            "KERAS_BACKEND": backend or self.options.backend,
+        }
 
     def command(
-        self, project: Path, ranks: int, parameters: dict[str, Any], *, entry: str = "main", shared: bool = False, **more: Any
+        self,
+        project: Path,
+        ranks: int,
+        parameters: dict[str, Any],
+        *,
+        entry: str = "main",
+        shared: bool = False,
+        backend: str = "",
+        **more: Any,
     ) -> list[str]:
         """``mlflow run`` of a project with so many ranks: a node each, or all on one node and one GPU."""
-        variables = {"KERAS_BACKEND": self.options.backend, **CAREFUL, **({"CUDA_VISIBLE_DEVICES": ""} if self.cpu else {})}
+        variables = {"KERAS_BACKEND": backend or self.options.backend, **CAREFUL}
+        variables |= {"CUDA_VISIBLE_DEVICES": ""} if self.cpu else {}
         properties = {
             "nodeCount": 1 if shared else ranks,
             "horovodSettings": {"processCount": ranks},
@@ -210,56 +226,52 @@ def rates(text: str) -> list[float]:
     return found
 
 
-def overhead(bench: Bench) -> dict[str, Any]:
-    """Images a second through the backend over those of bare horovodrun, in turn."""
-    ranks, pairs = max(1, bench.most), 1 if bench.smoke else bench.options.pairs
-    epochs = 3 if bench.smoke else bench.options.epochs
-    parameters = bench.cifar(ranks, epochs * ranks, precision=bench.options.precision)
-    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in parameters.items()]
-    environment = bench.environment(bench.nccl)
-    threads = str(max(1, (os.cpu_count() or 1) // ranks))
-    plain = {**environment, **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)}
-    if bench.cpu:
-        plain["CUDA_VISIBLE_DEVICES"] = ""
-    plain["PYTHONPATH"] = str(ROOT)
-
-    def bare(number: int) -> list[float]:
-        output = bench.work / f"bare-{number}"
-        command = [bench.nccl.program("horovodrun"), "-np", str(ranks), "--gloo", bench.nccl.python, str(CIFAR / "train.py")]
-        done = must([*command, *arguments, f"--output={output}"], plain, bench.logs / f"bare-{number}.log", bench.left)
-        shutil.rmtree(output, ignore_errors=True)
-        return rates(done.text)[1:]
-
-    def ours(number: int) -> list[float]:
-        command = bench.command(CIFAR, ranks, parameters)
-        done = must(command, environment, bench.logs / f"ours-{number}.log", bench.left)
-        return rates(done.text)[1:]
-
-    bares: list[list[float]] = []
-    jobs: list[list[float]] = []
-    for number in range(pairs):
-        for kind in ("bare", "ours") if number % 2 == 0 else ("ours", "bare"):
-            (bares if kind == "bare" else jobs).append((bare if kind == "bare" else ours)(number))
-    return {"ranks": ranks, **compared(bares, jobs)}
+def exact(bench: Bench) -> dict[str, Any]:
+    """The weights after recorded steps over those after plain ones, on one rank and on all GPUs."""
+    runs = []
+    for ranks in sorted({1, max(1, bench.most)}):
+        command = bench.command(RANKS, ranks, {}, entry="exact", backend="torch")
+        runs.append(result_of(must(command, bench.environment(bench.nccl), bench.logs / f"exact-{ranks}.log", bench.left)))
+    return {"runs": runs}
 
 
-def compared(bares: list[list[float]], jobs: list[list[float]]) -> dict[str, Any]:
-    """The epochs' rates of trainings, put side by side.
+def speed(bench: Bench) -> dict[str, Any]:
+    """Images a second of one rank by each way, bare and through the backend, in turn."""
+    rows = []
+    for network, fixed in NETWORKS.items():
+        small = {"steps": 12, **({"pixels": 32, "precision": "float32"} if bench.cpu else {})} if bench.smoke else {}
+        given = {"batch_size": 2 if bench.cpu else bench.options.batch, **fixed, **small}
+        for backend, ways in WAYS.items():
+            keras = "torch" if backend == "none" else backend
+            parameters = {"network": network, "ways": ways, **given, "megabytes": 0}
+            order = ("network", "ways", "batch_size", "pixels", "steps", "precision", "megabytes")
+            bare = [bench.nccl.python, str(RANKS / "speed.py"), *(str(parameters[name]) for name in order)]
+            job = bench.command(RANKS, 1, parameters, entry="speed", backend=keras)
+            environment = bench.environment(bench.nccl, keras) | ({"CUDA_VISIBLE_DEVICES": ""} if bench.cpu else {})
+            found = {}
+            for how, command in (("bare", bare), ("backend", job)):
+                log = bench.logs / f"speed-{network}-{backend}-{how}.log"
+                found[how] = result_of(must(command, environment, log, bench.left))["images_per_second"]
+            rows += [
+                {
+                    "network": network,
+                    "keras_on": backend,
+                    "way": way,
+                    "bare": found["bare"][way],
+                    "backend": found["backend"][way],
+                }
+                for way in ways.split(",")
+            ]
+    return {"batch_size": given["batch_size"], "rows": rows}
 
-    The ratio is that of the medians of all epochs: those of one training differ by more than what is looked for, and on
-    a machine that others use, too, whole trainings do. The spread says by how much.
-    """
-    bare, backend = ([rate for training in side for rate in training] for side in (bares, jobs))
-    ours, theirs = ([statistics.median(training) for training in side] for side in (jobs, bares))
-    return {
-        "bare": theirs,
-        "backend": ours,
-        "ratios": [job / one for job, one in zip(ours, theirs, strict=True)],
-        "epochs": len(bare),
-        "ratio": statistics.median(backend) / statistics.median(bare),
-        "ratio_of_means": statistics.mean(backend) / statistics.mean(bare),
-        "spread": statistics.stdev(bare) / statistics.mean(bare),
-    }
+
+def result_of(done: Done) -> dict[str, Any]:
+    """What rank 0 said."""
+    said = re.search(r"RESULT (\{.*\})", done.text)
+    if said is None:
+        raise Failure(f"rank 0 gave no result:\n{done.text[-3000:]}")
+    found: dict[str, Any] = json.loads(said[1])
+    return found
 
 
 def scaling(bench: Bench) -> dict[str, Any]:
@@ -270,12 +282,9 @@ def scaling(bench: Bench) -> dict[str, Any]:
     parameters["precision"] = "float32" if bench.cpu else "mixed_bfloat16"
     runs = []
     for ranks in bench.counts():
-        command = bench.command(RANKS, ranks, parameters, entry="resnet")
-        done = must(command, bench.environment(bench.nccl), bench.logs / f"resnet-{ranks}.log", bench.left)
-        said = re.search(r"RESULT (\{.*\})", done.text)
-        if said is None:
-            raise Failure(f"resnet.py gave no result:\n{done.text[-3000:]}")
-        runs.append(json.loads(said[1]))
+        command = bench.command(RANKS, ranks, parameters, entry="speed")
+        one = result_of(must(command, bench.environment(bench.nccl), bench.logs / f"resnet-{ranks}.log", bench.left))
+        runs.append({**one, "images_per_second": one["images_per_second"]["horovod"]})
     for one in runs:
         one["efficiency"] = one["images_per_second"] / one["ranks"] / runs[0]["images_per_second"]
     return {**parameters, "runs": runs}
@@ -379,9 +388,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--backend", choices=["torch", "jax"], default="torch", help="of Keras; Horovod is torch's in any case")
     parser.add_argument("--precision", default="float32", help="of the CIFAR project")
     parser.add_argument("--passes", type=int, default=PASSES, help="over the images, in the CIFAR part")
-    parser.add_argument("--batch", type=int, default=128, help="images a rank and step, in the scaling part")
-    parser.add_argument("--pairs", type=int, default=2, help="of the overhead part")
-    parser.add_argument("--epochs", type=int, default=8, help="of each training of the overhead part")
+    parser.add_argument("--batch", type=int, default=128, help="images a rank and step, in the speed and scaling parts")
     parser.add_argument("--seconds", type=float, default=560.0, help="until what runs is ended")
     found = parser.parse_args(argv)
     found.parts = [part for part in found.parts.split(",") if part]
@@ -403,7 +410,9 @@ def main(argv: list[str] | None = None) -> int:
     results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     if results.get("machine") != machine:  # none, or another machine's
         results = {"machine": machine}
-    steps: dict[str, Callable[[Bench], dict[str, Any]]] = dict(zip(PARTS, (build, cifar, overhead, scaling, kill), strict=True))
+    steps: dict[str, Callable[[Bench], dict[str, Any]]] = dict(
+        zip(PARTS, (build, exact, cifar, speed, scaling, kill), strict=True)
+    )
     ready = (bench.work / "venv" / "horovod").exists() and (bench.store / "mlflow.db").exists()
     for part in [*(["build"] if not ready and "build" not in options.parts else []), *options.parts]:
         if part in results and not options.again and "error" not in results[part] and not (part == "build" and not ready):

@@ -11,7 +11,8 @@ def markdown(results: dict[str, Any]) -> str:
     cards = ", ".join(f"{machine['gpus'].count(name)} x {name}" for name in dict.fromkeys(machine["gpus"])) or "no GPU"
     notes = [word for word in ("smoke", "cpu") if machine[word]]
     lines = [f"{cards}, {machine['cores']} cores" + (f" ({', '.join(notes)}: no figures for people)" if notes else ""), ""]
-    for part, rows in (("build", _build), ("cifar", _cifar), ("overhead", _overhead), ("scaling", _scaling), ("kill", _kill)):
+    tables = {"build": _build, "exact": _exact, "cifar": _cifar, "speed": _speed, "scaling": _scaling, "kill": _kill}
+    for part, rows in tables.items():
         if part not in results:
             continue
         lines += [f"### {part} ({results[part].get('took', 0):.0f} s)", ""]
@@ -64,14 +65,19 @@ def _cifar(found: dict[str, Any]) -> list[str]:
     return [f"Images: {found['images']}, {found['precision']}.", "", *table]
 
 
-def _overhead(found: dict[str, Any]) -> list[str]:
-    pairs = zip(found["bare"], found["backend"], found["ratios"], strict=True)
-    rows = [[number + 1, *pair] for number, pair in enumerate(pairs)]
-    table = _table(["pair", "bare horovodrun, images/s", "through the backend, images/s", "ratio"], rows)
-    said = f"With {found['ranks']} ranks, over the {found['epochs']} epochs of each that are not a training's first: "
-    said += f"ratio of the medians {found['ratio']:.3f} (at least 0.98), of the means {found['ratio_of_means']:.3f}; "
-    said += f"bare epochs differ by {found['spread']:.1%} of their mean (standard deviation)."
-    return [*table, "", said]
+def _exact(found: dict[str, Any]) -> list[str]:
+    rows = [[run["ranks"], run["recordings"], *run["differences"].values()] for run in found["runs"]]
+    head = ["ranks", "recordings", *found["runs"][0]["differences"]]
+    return ["The largest difference of a weight after recorded and after plain steps.", "", *_table(head, rows)]
+
+
+def _speed(found: dict[str, Any]) -> list[str]:
+    rows = [
+        [row["network"], row["keras_on"], row["way"], row["bare"], row["backend"], row["backend"] / row["bare"]]
+        for row in found["rows"]
+    ]
+    table = _table(["network", "Keras on", "way", "bare, images/s", "through the backend, images/s", "ratio"], rows)
+    return [f"One rank, {found['batch_size']} images a step.", "", *table]
 
 
 def _scaling(found: dict[str, Any]) -> list[str]:

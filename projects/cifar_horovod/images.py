@@ -176,14 +176,16 @@ def augmented(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 def batches(
     x: np.ndarray, y: np.ndarray, *, batch_size: int, augment: bool, seed: int, rank: int, epoch: int = 0
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Batches without end: every epoch passes over all of `x` once; its last batch may be smaller.
+    """Batches without end: every epoch passes over `x` once, in another order, and leaves out what fills no batch.
 
+    A last step on a few images would be a noisy one, and the epoch's validation would follow it at once: on two ranks of 64
+    images a step, of whose last ones 16 were left, the accuracy was 0.775 so, and 0.793 without that step.
     Order and augmentation depend on (seed, rank, epoch) only: a resumed run sees what an unbroken one would.
     """
     while True:
         rng = np.random.default_rng((seed, rank, epoch))
         order = rng.permutation(len(x))
-        for start in range(0, len(x), batch_size):
+        for start in range(0, len(x) - batch_size + 1, batch_size):
             chosen = order[start : start + batch_size]
             images = augmented(x[chosen], rng) if augment else x[chosen]
             yield scaled(images), y[chosen]

@@ -30,7 +30,7 @@ def batches(
         generator = torch.Generator(device).manual_seed(int(np.random.default_rng((seed, rank, epoch)).integers(2**63)))
         order = torch.randperm(len(images), generator=generator, device=device)
         mixed = augmented(images, order, generator) if augment else images[order]
-        for start in range(0, len(order), batch_size):
+        for start in range(0, len(order) - batch_size + 1, batch_size):
             chosen = slice(start, start + batch_size)
             yield mixed[chosen].float().div_(255), classes[order[chosen]]
         epoch += 1

@@ -24,11 +24,9 @@ def batches(
     while True:
         key = jax.random.key(int(np.random.default_rng((seed, rank, epoch)).integers(2**31)))
         mixed, targets = _shuffled(images, classes, key, augment)
-        whole, rest = divmod(len(x), batch_size)
+        whole = len(x) // batch_size
         for first in range(0, whole, AT_ONCE):
             yield from _batches(mixed, targets, first * batch_size, batch_size, min(AT_ONCE, whole - first))
-        if rest:
-            yield from _batches(mixed, targets, whole * batch_size, rest, 1)
         epoch += 1
 
 

@@ -164,13 +164,14 @@ def main(argv: list[str] | None = None) -> int:
         ranks, each = ("1 rank trains", "") if hvd.size() == 1 else (f"{hvd.size()} ranks train", " each")
         print(f"{whole}{ranks} {epochs_left}{more} {epochs}{each}.", flush=True)
 
+    steps = len(data.x_train) // arguments.batch_size
     share = slice(hvd.rank(), None, hvd.size())
     x_share, y_share = images.scaled(data.x_test[share]), data.y_test[share]
     weight = len(x_share) * hvd.size() / len(data.x_test)
     callbacks = [
         hvd.callbacks.BroadcastGlobalVariablesCallback(0),
         ours.OwnDropout(arguments.seed, hvd.rank()),
-        ours.EpochNumbers(len(data.x_train) * hvd.size(), weight),
+        ours.EpochNumbers(steps * arguments.batch_size * hvd.size(), weight),
         hvd.callbacks.MetricAverageCallback(),
     ]
     if speaks:
@@ -186,7 +187,7 @@ def main(argv: list[str] | None = None) -> int:
             rank=hvd.rank(),
             epoch=first_epoch,
         ),
-        steps_per_epoch=math.ceil(len(data.x_train) / arguments.batch_size),
+        steps_per_epoch=steps,
         initial_epoch=first_epoch,
         epochs=total_epochs,
         validation_data=(x_share, y_share),

@@ -54,9 +54,9 @@ def taken(project, x, count, **given):
 
 
 def test_without_augmentation_batches_hold_what_numpys_do(project, x):
-    batches = taken(project, x, 3, augment=False)
-    assert [len(numbers) for _, numbers in batches] == [8, 8, 4]
-    assert sorted(np.concatenate([numbers for _, numbers in batches]).tolist()) == list(range(20))
+    batches = taken(project, x, 2, augment=False)
+    assert [len(numbers) for _, numbers in batches] == [8, 8]
+    assert len(set(np.concatenate([numbers for _, numbers in batches]).tolist())) == 16
     for images, numbers in batches:
         assert images.dtype == np.float32
         assert np.allclose(images, project.images.scaled(x[numbers]), rtol=0, atol=1e-7)
@@ -64,14 +64,14 @@ def test_without_augmentation_batches_hold_what_numpys_do(project, x):
 
 def test_order_depends_on_seed_rank_and_epoch_only(project, x):
     def order(**given):
-        return tuple(np.concatenate([numbers for _, numbers in taken(project, x, 3, **given)]).tolist())
+        return tuple(np.concatenate([numbers for _, numbers in taken(project, x, 2, **given)]).tolist())
 
     assert order() == order()
     assert len({order(), order(seed=2), order(rank=0), order(epoch=1)}) == 4
 
 
 def test_a_resumed_run_sees_what_an_unbroken_one_would(project, x):
-    unbroken, resumed = taken(project, x, 9)[6:], taken(project, x, 3, epoch=2)
+    unbroken, resumed = taken(project, x, 6)[4:], taken(project, x, 2, epoch=2)
     for (images, numbers), (again, same) in zip(unbroken, resumed, strict=True):
         assert np.array_equal(images, again) and np.array_equal(numbers, same)
 

@@ -2,7 +2,6 @@
 
 import importlib
 import itertools
-import math
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -142,17 +141,17 @@ def epoch_of(images, count, **given) -> list[np.ndarray]:
     x = np.broadcast_to(np.arange(count, dtype=np.uint8)[:, None, None, None], (count, 32, 32, 3))
     settings = {"batch_size": 8, "augment": False, "seed": 1, "rank": 0} | given
     endless = images.batches(x, np.arange(count), **settings)
-    taken = list(itertools.islice(endless, math.ceil(count / settings["batch_size"])))
+    taken = list(itertools.islice(endless, count // settings["batch_size"]))
     for pictures, numbers in taken:
         assert pictures.dtype == np.float32
         assert np.allclose(pictures[:, 0, 0, 0] * 255, numbers)
     return [numbers for _, numbers in taken]
 
 
-def test_an_epoch_passes_over_every_image_once_with_a_smaller_last_batch(images):
+def test_an_epoch_passes_over_images_once_and_leaves_out_what_fills_no_batch(images):
     batches = epoch_of(images, 21)
-    assert [len(batch) for batch in batches] == [8, 8, 5]
-    assert sorted(np.concatenate(batches)) == list(range(21))
+    assert [len(batch) for batch in batches] == [8, 8]
+    assert len(set(np.concatenate(batches))) == 16
 
 
 @pytest.mark.parametrize("augment", [False, True])
@@ -169,7 +168,7 @@ def test_a_resumed_run_sees_what_an_unbroken_one_would(images, arrays):
     given = {"batch_size": 8, "augment": True, "seed": 3, "rank": 1}
     unbroken = images.batches(arrays["x_train"], arrays["y_train"], **given)
     resumed = images.batches(arrays["x_train"], arrays["y_train"], **given, epoch=2)
-    for (x, y), (u, v) in zip(itertools.islice(unbroken, 6, 12), resumed, strict=False):
+    for (x, y), (u, v) in zip(itertools.islice(unbroken, 4, 8), resumed, strict=False):
         assert np.array_equal(x, u) and np.array_equal(y, v)
 
 
