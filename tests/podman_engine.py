@@ -80,7 +80,7 @@ def podman() -> Iterator[Podman]:
     for program, package in (("podman", "podman"), ("runc", "runc"), ("debootstrap", "debootstrap")):
         if shutil.which(program) is None:
             pytest.skip(f"there is no {program} on this machine (apt-get install {package})")
-    layer = _layer()
+    layer = image_layer()
     # Not below pytest's folder, which is kept: the storage is large.
     folder = Path(tempfile.mkdtemp(prefix="batchai-podman-"))
     try:
@@ -104,10 +104,16 @@ def podman() -> Iterator[Podman]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _layer() -> Path:
-    """The image's file system as a tar file, made if this machine has none yet."""
+def cache_folder() -> Path:
+    """Where the tests keep what takes long to make."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlflow-batchai" / "tests"
     cache.mkdir(parents=True, exist_ok=True)
+    return cache
+
+
+def image_layer() -> Path:
+    """The image's file system as a tar file, made if this machine has none yet."""
+    cache = cache_folder()
     key = hashlib.sha256(" ".join((SUITE, PACKAGES, *NEEDLESS)).encode()).hexdigest()[:8]
     layer = cache / f"{SUITE}-{key}.tar"
     with (cache / "lock").open("w") as lock:

@@ -14,7 +14,7 @@ from mlflow_batchai.documents.mlproject import MLProject, load_project
 from mlflow_batchai.errors import BatchAIError, DocumentError, NotSupportedError, ProjectError
 from mlflow_batchai.plan.images import choose_container, copied_variables
 
-RUN, IGNORE = ClusterDocument(), ClusterDocument(containers="ignore")
+RUN, IGNORE, APPTAINER = (ClusterDocument(containers=how) for how in ("run", "ignore", "apptainer"))
 
 
 @pytest.fixture
@@ -74,6 +74,14 @@ def test_docker_env(project: Any) -> None:
         copied_variables(made, RUN, {})
 
 
+@pytest.mark.parametrize("image", ["team/a", "/images/train 1.sif"])
+def test_by_apptainer(project: Any, image: str) -> None:
+    """A file of the nodes is an image for it alone."""
+    expected = Container(image, engine="apptainer")
+    assert choose_container(project(), properties({"image": image}), APPTAINER, "job.json") == (expected, None, [])
+    assert choose_container(project(f"{{image: '{image}'}}"), properties(), APPTAINER, "job.json") == (expected, None, [])
+
+
 def test_ignored(project: Any) -> None:
     made = project("{image: team/a, environment: [COPIED]}")
     found, login, notices = choose_container(made, properties(), IGNORE, "job.json")
@@ -89,6 +97,7 @@ def test_ignored(project: Any) -> None:
         ("", {"image": "a", "serverUrl": "https://reg.io"}, DocumentError, "write reg.io/a$"),
         ("", {"image": "other.io/a", "serverUrl": "https://reg.io"}, DocumentError, "write reg.io/a$"),
         ("", {"image": "a", "serverUrl": "https://"}, DocumentError, "serverUrl is 'https://'"),
+        ("", {"image": "/images/a.sif"}, DocumentError, "which needs containers: apptainer in the cluster document"),
         ("", {"image": "--privileged"}, DocumentError, "image is '--privileged'"),
         ("{image: 'a b'}", None, ProjectError, "docker_env.image is 'a b'"),
         ("{image: a, volumes: ['data:/data']}", None, ProjectError, "volumes has 'data:/data'"),

@@ -171,6 +171,7 @@ class Container:
         credentials: whether the registry asks for some, which are never here.
         volumes: ``host:container[:mode]``, hosts being the nodes.
         environment: constants that its processes find.
+        engine: ``apptainer``; empty: docker or podman, as the node has them.
     """
 
     image: str
@@ -179,6 +180,7 @@ class Container:
     credentials: bool = False
     volumes: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    engine: str = ""
 
 
 @dataclass(frozen=True)

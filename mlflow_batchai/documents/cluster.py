@@ -229,7 +229,8 @@ class ClusterDocument(SshKeys, SlurmKeys):
     ``rclone`` (HTTPS), by ``cifs`` (SMB), or ``bind``: they have them mounted already, at the folders that ``mountedAt``
     gives for ``account/share``. ``fileEndpoint`` and ``blobEndpoint`` are where accounts are elsewhere than in the public
     cloud that documents name (``ACCOUNT`` in them stands for the account's name). ``fileServers`` gives ``host:/folder``
-    for the names of Batch AI's file servers. With ``containers: ignore`` jobs run on the nodes themselves.
+    for the names of Batch AI's file servers. With ``containers: ignore`` jobs run on the nodes themselves; with ``apptainer``
+    that runs their images, in place of docker or podman.
     """
 
     # blobMount of earlier documents: rclone mounts blob containers, whatever it says.
@@ -254,7 +255,7 @@ class ClusterDocument(SshKeys, SlurmKeys):
     file_endpoint: Endpoint | None = None
     blob_endpoint: Endpoint | None = None
     file_servers: dict[NonEmpty, ServerFolder] = Field(default_factory=dict)
-    containers: Annotated[Literal["run", "ignore"], AnyCase] = "run"
+    containers: Annotated[Literal["run", "apptainer", "ignore"], AnyCase] = "run"
     gpus_per_node: Annotated[Whole, Field(le=MOST_GPUS)] | None = None
     oversubscribe: bool = False
     network_interface: NonEmpty | None = None

@@ -280,10 +280,11 @@ class Slurm:
         self._taken: SlurmNode | None = None
 
     def check(self, node_count: int, needs: Needs | None = None) -> CheckResult:
-        if needs and needs.container and self._document.containers != "ignore":
+        if needs and needs.container and not needs.container.engine:
             raise ClusterError(
-                f"cluster '{self._cluster}': jobs on Slurm run in no container yet ({needs.container.image}); install on the"
-                " nodes what it holds, and set containers: ignore in the cluster document"
+                f"cluster '{self._cluster}': the job wants the image {needs.container.image}, and on Slurm only Apptainer runs"
+                " images; set containers: apptainer in the cluster document, or containers: ignore and install on the nodes"
+                " what the image holds"
             )
         self._test(node_count, needs.terms if needs else Terms())
         usable = sum(node.state is not NodeState.UNUSABLE for node in self._nodes())

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from mlflow_batchai.agent.containers.engines import registry
+from mlflow_batchai.agent.containers.engines import APPTAINER, registry
 from mlflow_batchai.agent.plan import Container
 from mlflow_batchai.documents.cluster import ClusterDocument
 from mlflow_batchai.documents.job import ContainerSettings, JobProperties, RegistryCredentials
@@ -17,6 +17,8 @@ from mlflow_batchai.errors import DocumentError, NotSupportedError, ProjectError
 
 # As Docker's reference grammar has it, near enough: it keeps options, spaces and shell text out of a command.
 _IMAGE = re.compile(r"[A-Za-z0-9][\w.-]*(:\d+)?(/[\w.-]+)*(:[\w.-]+)?(@[\w+.-]+:[0-9a-fA-F]+)?")
+# A .sif file, or a folder with an image's files.
+_FILE = re.compile(r"/[^\0\n]*")
 _HUB = frozenset(("docker.io", "index.docker.io", "hub.docker.com", "registry-1.docker.io", "registry.hub.docker.com"))
 
 # The plan's ``container``, the registry's ``username`` and ``password``, sentences to print.
@@ -53,9 +55,10 @@ def choose_container(project: MLProject | None, properties: JobProperties, docum
         )
         return None, None, [notice]
     if settings:
-        return (*_of_settings(settings, f"{source}: properties.containerSettings"), [])
+        container, login = _of_settings(settings, document, f"{source}: properties.containerSettings")
+        return container, login, []
     assert project and docker_env
-    return _of_project(docker_env, f"{project.source}: docker_env"), None, []
+    return _of_project(docker_env, document, f"{project.source}: docker_env"), None, []
 
 
 def copied_variables(
@@ -85,29 +88,39 @@ def _ignored(document: ClusterDocument) -> bool:
     return document.containers == "ignore"
 
 
-def _of_settings(settings: ContainerSettings, where: str) -> tuple[Container, dict[str, str] | None]:
+def _engine(document: ClusterDocument) -> str:
+    return APPTAINER if document.containers == APPTAINER else ""
+
+
+def _of_settings(settings: ContainerSettings, document: ClusterDocument, where: str) -> tuple[Container, dict[str, str] | None]:
     source = settings.image_source_registry
     where = f"{where}.imageSourceRegistry"
     server = _server(source.server_url, f"{where}.serverUrl")
-    image = _checked(source.image, f"{where}.image")
+    image = _checked(source.image, document, f"{where}.image")
     own = _host(image)
     if server and own != server:
         raise DocumentError(
             f"{where}.image is '{image}', but with serverUrl it must be fully qualified: write {server}/{_path(image)}"
         )
     login = _login(source.credentials, f"{where}.credentials")
-    return Container(image, own, settings.shm_size, login is not None), login
+    return Container(image, own, settings.shm_size, login is not None, engine=_engine(document)), login
 
 
-def _of_project(docker_env: Mapping[str, Any], where: str) -> Container:
-    image = _checked(docker_env["image"], f"{where}.image", ProjectError)
+def _of_project(docker_env: Mapping[str, Any], document: ClusterDocument, where: str) -> Container:
+    image = _checked(docker_env["image"], document, f"{where}.image", ProjectError)
     volumes = tuple(_volume(entry, where) for entry in docker_env.get("volumes") or ())
     pairs = [entry for entry in docker_env.get("environment") or () if not isinstance(entry, str)]
     environment = {name: str(value) for name, value in pairs}
-    return Container(image, _host(image), volumes=volumes, environment=environment)
+    return Container(image, _host(image), volumes=volumes, environment=environment, engine=_engine(document))
 
 
-def _checked(image: str, where: str, kind: type[DocumentError | ProjectError] = DocumentError) -> str:
+def _checked(
+    image: str, document: ClusterDocument, where: str, kind: type[DocumentError | ProjectError] = DocumentError
+) -> str:
+    if _FILE.fullmatch(image):
+        if _engine(document) != APPTAINER:
+            raise kind(f"{where} is '{image}', a file of the nodes, which needs containers: apptainer in the cluster document")
+        return image
     if not _IMAGE.fullmatch(image):
         raise kind(f"{where} is '{image}', which is no image's name; write it as docker pull takes it, such as user/name:tag")
     return image

@@ -300,11 +300,11 @@ def test_options_that_are() -> None:
     engine(Answers(), options=options)
 
 
-def test_no_containers_yet() -> None:
+def test_only_apptainer_runs_images() -> None:
     from mlflow_batchai.agent.plan import Container
 
     needs = Needs((), Container("img"), "python3")
-    with pytest.raises(ClusterError, match=r"jobs on Slurm run in no container yet \(img\)"):
+    with pytest.raises(ClusterError, match="wants the image img, and on Slurm only Apptainer runs images; set containers"):
         engine(Answers()).check(1, needs)
 
 

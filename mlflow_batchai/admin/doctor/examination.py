@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 
 from mlflow_batchai.admin.doctor import findings
 from mlflow_batchai.admin.doctor.findings import CHECKS, Check, Finding, failed, ok
+from mlflow_batchai.agent.containers.engines import APPTAINER
 from mlflow_batchai.agent.gpus import LISTING_SECONDS
+from mlflow_batchai.agent.plan import Container, plain
 from mlflow_batchai.cluster.clusters import Cluster, share_secret
 from mlflow_batchai.engines.machines import Answer, Node
 from mlflow_batchai.engines.parallel import at_once
@@ -131,6 +133,8 @@ def _machine(job: JobCheck, nodes: Sequence[NodeCheck]) -> list[NodeCheck]:
     for node in present:
         wanted = {"part": node.node.part, "wanted": document.gpus_per_node}
         node.check("GPUs", partial(node.ask, "accelerators", LISTING_SECONDS + ASK_SECONDS, **wanted))
+        if document.containers == APPTAINER:
+            node.check("container", partial(_container, node, python))
         node.check("share", partial(_share, job, node))
         node.check("folder", partial(node.ask, "place", root=node.node.root))
         if node is present[0]:
@@ -163,6 +167,11 @@ def _share(job: JobCheck, node: NodeCheck) -> Finding:
     except ClusterError as error:
         said = {"trouble": "failed", "why": node.plain(error)}
     return findings.share(said, path, node.title)
+
+
+def _container(node: NodeCheck, python: str) -> Finding:
+    said = node.ask("needs", volumes=[], container=plain(Container("", engine=APPTAINER)), python=python)
+    return failed(said["trouble"]) if said["trouble"] else ok("Apptainer is there")
 
 
 def _training(node: NodeCheck, python: str) -> Finding:

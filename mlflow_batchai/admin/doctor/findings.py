@@ -13,7 +13,7 @@ from mlflow_batchai.storage.location import is_web_address
 Answer = Mapping[str, Any]
 
 # In the order in which they are shown; a node has those that its engine knows of.
-CHECKS = ("reachable", "host key", "python", "training", "GPUs", "share", "folder", "network")
+CHECKS = ("reachable", "host key", "python", "training", "container", "GPUs", "share", "folder", "network")
 
 # Nodes that a sentence names one by one.
 MOST_NAMED = 3

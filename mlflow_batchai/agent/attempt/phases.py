@@ -149,14 +149,16 @@ class Phases:
         wanted = self.plan.container
         if not wanted:
             return
-        engine = containers.engine()
+        engine = containers.engine(wanted)
         if engine is None:
             sentence = f"{self.layout.node_id}: {containers.missing(wanted)}"
             image = [("imageName", wanted.image)]
             raise Failure(protocol.CONTAINER_FAILED, sentence, node=self.layout.node, details=image)
-        from mlflow_batchai.agent.containers.container import Container  # few jobs have one
+        # Few jobs have one.
+        from mlflow_batchai.agent.containers.apptainer import Apptainer
+        from mlflow_batchai.agent.containers.container import Container
 
-        container = Container(
+        container = (Apptainer if wanted.engine else Container)(
             self.layout, self.shipper, self.runtime, wanted, self.runtime.registry, engine, self.gpus.own.ids, self._check
         )
         container.start()

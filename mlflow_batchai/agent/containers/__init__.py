@@ -1,4 +1,4 @@
-"""The container in which a job's processes on a node run, by docker or podman."""
+"""The container in which a job's processes on a node run, by docker, podman or Apptainer."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ _CLIENTS_OWN = re.compile(
     r"(LD_|DOCKER_|_?CONTAINER|XDG_|STORAGE_|REGISTRY_|BUILDAH_|PODMAN_|DBUS_|LISTEN_|GO|SSL_CERT_|SSH_)\w*"
     r"|PATH|HOME|TMPDIR|USER|NOTIFY_SOCKET|(?i:(https?|no|all)_proxy)"
 )
-_CARRIER = "BATCHAI_SET_"
+CARRIER = "BATCHAI_SET_"
 
 
 class Mount(NamedTuple):
@@ -125,6 +125,13 @@ def offered(engine: Engine, gpus: Sequence[str]) -> Sequence[str]:
     return ["all"] if gpus and (not engine.differs.by_daemon or any(name.isdigit() for name in gpus)) else gpus
 
 
+def shell_command(argv: Sequence[str], carried: Collection[str], umask: int) -> list[str]:
+    """The command of a shell in the container that sets the umask and the variables that came under another name."""
+    steps = [f'export {name}="${CARRIER}{name}"; unset {CARRIER}{name}' for name in sorted(carried)]
+    # The shell looks for the program before it leaves, with the PATH that the command will have.
+    return ["/bin/sh", "-c", "; ".join([*steps, f"umask {umask:03o}", 'exec "$@"']), "sh", *argv]
+
+
 def enter(
     engine: Engine,
     name: str,
@@ -138,7 +145,7 @@ def enter(
     """A command in the container, as (argv, environment) of the engine's client.
 
     Variables are named there and their values stand in the client's environment, for arguments are for all to see. One that
-    the client would heed itself goes under another name, and a shell in the container puts that right. It sets the umask, too.
+    the client would heed itself goes under another name, and a shell in the container puts that right.
 
     Args:
         variables: what the command gets besides the container's own environment.
@@ -146,13 +153,10 @@ def enter(
     """
     theirs = {name for name in variables if name in client or _CLIENTS_OWN.fullmatch(name)}
     carried = {name for name in theirs if client.get(name) != variables[name]}
-    under = {name: _CARRIER + name if name in carried else name for name in variables}
-    steps = [f'export {name}="${_CARRIER}{name}"; unset {_CARRIER}{name}' for name in sorted(carried)]
-    # The shell looks for the program before it leaves, with the PATH that the command will have.
-    command = ["/bin/sh", "-c", "; ".join([*steps, f"umask {umask:03o}", 'exec "$@"']), "sh", *argv]
+    under = {name: CARRIER + name if name in carried else name for name in variables}
     options = [*(["--interactive"] if stdin else []), f"--workdir={cwd}", *(f"--env={name}" for name in under.values())]
     environment = {**client, **{under[name]: value for name, value in variables.items()}}
-    return [engine.program, "exec", *options, name, *command], environment
+    return [engine.program, "exec", *options, name, *shell_command(argv, carried, umask)], environment
 
 
 class Container:
@@ -191,6 +195,7 @@ class Container:
         self.shell = "bash"
         self.identity = ""
         self.first = 0
+        self._alive = os.path.join(layout.job, "alive")
         self._layout = layout
         self._shipper = shipper
         self._runtime = runtime
@@ -213,26 +218,24 @@ class Container:
         Raises:
             Failure: the image can't be had, or the container can't be started; and whatever ``check`` raises.
         """
-        engines.remember(self._layout.root, self._engine, self.name, self._layout.mark, self._login)
+        engines.remember(self._layout.root, self._engine, self.name, self._layout.mark, self._login, self._client)
         try:
             try:
-                image = self._image()
+                self._fetch()
             finally:
                 # Ranks see the job's folder; they are not to see the password.
                 shutil.rmtree(self._login, ignore_errors=True)
-            self.identity = image["Id"]
-            self.base = dict(entry.partition("=")[::2] for entry in (image.get("Config") or {}).get("Env") or ())
-            user = self._user()
-            ours = {"PATH": self.base.get("PATH", DEFAULT_PATH) + os.pathsep + self._layout.bin}
-            if user != "0:0":
-                # An account that the image doesn't know has no home, and programs want one.
-                ours["HOME"] = self._layout.temp
-            self.base.update(ours)
-            self._create(ours, user)
+            self._create()
             self._look_around()
         except BaseException:
             self.remove()
             raise
+
+    def _fetch(self) -> None:
+        """Have the image on this node, and know its identity and environment."""
+        image = self._image()
+        self.identity = image["Id"]
+        self.base = dict(entry.partition("=")[::2] for entry in (image.get("Config") or {}).get("Env") or ())
 
     def _image(self) -> dict[str, Any]:
         """Pull the image and return the engine's description of it (``Id``, ``Config``).
@@ -293,36 +296,53 @@ class Container:
         _, said = self._ask("info", "--format={{.SecurityOptions}}")
         return "0:0" if "rootless" in said else f"{os.geteuid()}:{os.getegid()}"
 
-    def _create(self, environment: Mapping[str, str], user: str) -> None:
+    def _create(self) -> None:
         for volume in self._container.volumes:
             source = volume.partition(":")[0]
             if not os.path.exists(source):
                 raise self._failure(f"the volume '{volume}' of docker_env: there is no {source}; create it on the nodes")
-        pipe = os.path.join(self._layout.job, "alive")
-        os.mkfifo(pipe, 0o600)
+        os.mkfifo(self._alive, 0o600)
         # For writing too: so it neither waits for a reader nor ends before we do.
-        self._pipe = os.open(pipe, os.O_RDWR)
-        labels = {protocol.MARK_VARIABLE: self._layout.mark, protocol.NODE_VARIABLE: str(self._layout.node)}
-        gpus = offered(self._engine, self._gpus)
-        mounts = self._mounts()
-        argv = create(self._engine, self._container, self.identity, self.name, labels, mounts, environment, user, gpus, pipe)
+        self._pipe = os.open(self._alive, os.O_RDWR)
+        argv = self._command()
         # Not to be broken off: its container could come when nobody looks for it any more.
         until = time.monotonic() + START_SECONDS
         task = self._run(argv, lambda line: None, lambda: self._in_time(until))
         if task.exit_code != 0:
-            why = task.tail[-1] if task.tail else f"it {task.verdict}"
+            why = self._cause(task.tail) or f"it {task.verdict}"
             remedy = "mend that, or set containers: ignore in the cluster document to run the job without it"
             raise self._failure(f"{self._engine.kind} can't start it: {why}; {remedy}", task.tail)
         self._shipper.note(f"container {self.name}: image {self._container.image} ({self.identity})")
-        self._find_first(pipe)
+        first = self._first_process()
+        namespace = _namespace(first)
+        if namespace != _namespace(os.getpid()):
+            self.first, self._namespace, self._began = first, namespace, proc.start_time(first)
 
-    def _find_first(self, pipe: str) -> None:
-        """The container's first process as the node sees it; a daemon elsewhere would tell us a pid of another machine."""
+    def _command(self) -> list[str]:
+        """The command that starts the container."""
+        user = self._user()
+        ours = {"PATH": self.base.get("PATH", DEFAULT_PATH) + os.pathsep + self._layout.bin}
+        if user != "0:0":
+            # An account that the image doesn't know has no home, and programs want one.
+            ours["HOME"] = self._layout.temp
+        self.base.update(ours)
+        labels = {protocol.MARK_VARIABLE: self._layout.mark, protocol.NODE_VARIABLE: str(self._layout.node)}
+        gpus, mounts = offered(self._engine, self._gpus), self._mounts()
+        return create(self._engine, self._container, self.identity, self.name, labels, mounts, ours, user, gpus, self._alive)
+
+    def _first_process(self) -> int:
+        """Pid, on the node, of the container's first process; a daemon elsewhere would tell us one of another machine."""
         code, said = self._ask("inspect", "--format={{.State.Pid}}", self.name)
         first = int(said) if code == 0 and said.strip().isdigit() else 0
-        namespace = _namespace(first)
-        if os.fsencode(pipe) in _file(first, "cmdline").split(b"\0") and namespace != _namespace(os.getpid()):
-            self.first, self._namespace, self._began = first, namespace, proc.start_time(first)
+        return first if self._keeps(first) else 0
+
+    def _keeps(self, pid: int) -> bool:
+        """Whether a process is the one that keeps the container alive, or its child."""
+        return os.fsencode(self._alive) in _file(pid, "cmdline").split(b"\0")
+
+    def _cause(self, said: Sequence[str]) -> str:
+        """What the engine's client said of a failure."""
+        return said[-1] if said else ""
 
     def _mounts(self) -> list[Mount]:
         layout = self._layout
@@ -342,7 +362,7 @@ class Container:
 
     def _look_around(self) -> None:
         """Find the programs that we start in the image, and give a ``python`` to those that have only a python3."""
-        code, said = self._ask("exec", self.name, "sh", "-c", _PROBE)
+        code, said = self._ask_inside(_PROBE)
         if code != 0:
             raise self._failure(f"nothing can be run in it: {last_line(said)}")
         python3, python, bash = (said.splitlines() + [""] * 3)[:3]
@@ -363,15 +383,25 @@ class Container:
         if time.monotonic() > until:
             raise self._failure(f"{self._engine.kind} has not started it within {START_SECONDS} s")
 
+    def _ask_inside(self, text: str) -> tuple[int | None, str]:
+        return self._ask("exec", self.name, "sh", "-c", text)
+
     def _ask(self, *arguments: str) -> tuple[int | None, str]:
         return ask([self._engine.program, *arguments], self._client)
 
-    def _run(self, argv: list[str], say: Callable[[str], None], check: Callable[[], None] | None = None) -> Task:
+    def _run(
+        self,
+        argv: list[str],
+        say: Callable[[str], None],
+        check: Callable[[], None] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Task:
         """A command of the engine's client, to its end.
 
         Args:
             say: takes each line that it says, without the password.
             check: raises what is to end it; default: when the attempt is to end.
+            environment: default: that of all its commands.
         """
 
         def heard(task: Task, stream: str, lines: bytes) -> None:
@@ -380,7 +410,7 @@ class Container:
                     say(self._masked(line.strip()))
 
         task = Task(self._engine.kind, None, heard)
-        self._runtime.start(task, argv, self._client, cwd="/", inside=False)
+        self._runtime.start(task, argv, environment or self._client, cwd="/", inside=False)
         self._runtime.run_to_end(task, check or self._check)
         return task
 
@@ -417,9 +447,8 @@ class Container:
 
     def members(self) -> set[int]:
         """Pids, on the node, of what runs in the container, but for helpers and for what keeps it alive."""
-        first = _file(self.first, "cmdline")
         helper = f"{HELPER_VARIABLE}=1".encode()
-        found = {pid for pid in self._all() if pid != self.first and _file(pid, "cmdline") != first}
+        found = {pid for pid in self._all() if pid != self.first and not self._keeps(pid)}
         return {pid for pid in found if helper not in _file(pid, "environ").split(b"\0")}
 
     def machinery(self) -> set[int]:

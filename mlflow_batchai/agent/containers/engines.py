@@ -23,14 +23,18 @@ LOOK_SECONDS = 15.0
 ASK_SECONDS = 60.0
 REMOVE_SECONDS = 20.0
 PAUSE_SECONDS = 0.2
+# Not looked for by itself: the cluster document asks for it.
+APPTAINER = "apptainer"
 
 
 class Differences(NamedTuple):
-    """Differences between docker and podman.
+    """Differences between docker, podman and Apptainer.
 
     Attributes:
         probe: what a working engine answers: docker's daemon, podman's configuration and storage.
         gpus: the options that give a container these GPUs, or ``all``.
+        remove: the commands that end and remove the container whose name follows, tried one after the other.
+        names: the command that shows the names of all containers.
         config: the option by which a login of our own is kept in a folder.
         config_is_first: whether that stands before the verb.
         by_daemon: whether a daemon runs containers, maybe with more rights than ours, and GPUs are known to it by UUID.
@@ -38,10 +42,11 @@ class Differences(NamedTuple):
 
     probe: list[str]
     gpus: Callable[[Sequence[str]], list[str]]
-    config: str
-    config_is_first: bool
-    by_daemon: bool
-    remove: tuple[str, ...] = ()
+    remove: Sequence[Sequence[str]]
+    names: Sequence[str] = ("ps", "--all", "--format={{.Names}}")
+    config: str = ""
+    config_is_first: bool = False
+    by_daemon: bool = False
 
 
 def csv_field(text: str) -> str:
@@ -49,22 +54,29 @@ def csv_field(text: str) -> str:
     return '"{}"'.format(text.replace('"', '""')) if any(mark in text for mark in ',"\n') else text
 
 
+_REMOVE = ("rm", "--force", "--volumes")
 DIFFERENCES = {
     "docker": Differences(
         ["version"],
         lambda names: ["--gpus=" + ("all" if list(names) == ["all"] else csv_field("device=" + ",".join(names)))],
-        "--config={folder}",
+        # It may be going by itself just now; then, or if nobody has seen its end, engines say first that they can't.
+        remove=(_REMOVE,) * 3,
+        config="--config={folder}",
         config_is_first=True,
         by_daemon=True,
     ),
     "podman": Differences(
         ["info"],
         lambda names: [f"--device=nvidia.com/gpu={name}" for name in names],
-        "--authfile={folder}/auth.json",
-        config_is_first=False,
-        by_daemon=False,
         # It waits seconds for the end of a container whose monitor is dead, unless it is told not to (from version 4).
-        remove=("--time=0",),
+        remove=((*_REMOVE, "--time=0"), (*_REMOVE, "--time=0"), _REMOVE),
+        config="--authfile={folder}/auth.json",
+    ),
+    APPTAINER: Differences(
+        ["version"],
+        lambda names: ["--nv"],
+        remove=(("instance", "stop", "--signal=KILL"),) * 2,
+        names=("instance", "list"),
     ),
 }
 
@@ -74,7 +86,7 @@ class Engine(NamedTuple):
 
     Attributes:
         program: absolute path of its client.
-        kind: ``docker`` or ``podman``: whose options it takes (podman may be installed as docker, too).
+        kind: ``docker``, ``podman`` or ``apptainer``: whose options it takes (podman may be installed as docker, too).
     """
 
     program: str
@@ -86,10 +98,15 @@ class Engine(NamedTuple):
         return DIFFERENCES[self.kind]
 
 
-def look(environment: Mapping[str, str]) -> tuple[Engine | None, list[str]]:
-    """The engine of this node (docker if its daemon answers, else podman), and why those that come before it don't work."""
+def look(environment: Mapping[str, str], wanted: str = "") -> tuple[Engine | None, list[str]]:
+    """The engine of this node, and why those that come before it don't work.
+
+    Args:
+        wanted: that of a plan's container; default: docker if its daemon answers, else podman.
+    """
     reasons: list[str] = []
-    for name, differs in DIFFERENCES.items():
+    for name in [wanted] if wanted else ["docker", "podman"]:
+        differs = DIFFERENCES[name]
         program = shutil.which(name, path=environment.get("PATH", os.defpath))
         if program is None:
             reasons.append(f"{name} is not on PATH")
@@ -101,16 +118,21 @@ def look(environment: Mapping[str, str]) -> tuple[Engine | None, list[str]]:
     return None, reasons
 
 
-def engine() -> Engine | None:
-    """The engine of this node, or None."""
-    return look(os.environ)[0]
+def engine(container: Container) -> Engine | None:
+    """The engine by which this node runs a plan's container, or None."""
+    return look(os.environ, container.engine)[0]
 
 
 def missing(container: Container) -> str | None:
     """Why this node can't run a plan's container, as a sentence without the node's name, or None."""
-    works, reasons = look(os.environ)
+    works, reasons = look(os.environ, container.engine)
     if works:
         return None
+    if container.engine:
+        return (
+            f"Apptainer does not work ({'; '.join(reasons)}), and the cluster document says containers: apptainer: install it,"
+            " or put its folder on the PATH of the node's users"
+        )
     return (
         f"no container engine works ({'; '.join(reasons)}), and the job runs in the image {container.image}: install"
         " docker or podman there, or set containers: ignore in the cluster document to run such jobs without their container"
@@ -163,14 +185,15 @@ def last_line(text: str) -> str:
 # Which container a node has for a job.
 
 
-def remember(root: str, engine: Engine, name: str, mark: str, login: str) -> None:
+def remember(root: str, engine: Engine, name: str, mark: str, login: str, client: Mapping[str, str]) -> None:
     """Write down a container that is about to be made.
 
     Args:
         login: the folder in which the registry's password is while the image is pulled.
+        client: the environment of the engine's client.
     """
     # Where the daemon is, and its storage: who removes the container may have been started elsewhere.
-    environment = for_engines(os.environ)
+    environment = for_engines(client)
     record = {"engine": list(engine), "name": name, "mark": mark, "environment": environment, "login": login}
     path = _path(root)
     with open(path + ".new", "w", encoding="utf-8") as file:
@@ -207,15 +230,12 @@ def sweep(root: str, mark: str | None = None) -> str | None:
 def _remove(engine: Engine, name: str, environment: Mapping[str, str]) -> str | None:
     """Remove a container, ending all that runs in it; one that isn't there is fine."""
     said = ""
-    for options in (engine.differs.remove, engine.differs.remove, ()):
-        # It may be going by itself just now; then, or if nobody has seen its end, engines say first that they can't remove it.
-        argv = [engine.program, "rm", "--force", "--volumes", *options, name]
-        code, said = ask(argv, environment, seconds=REMOVE_SECONDS)
+    for command in engine.differs.remove:
+        code, said = ask([engine.program, *command, name], environment, seconds=REMOVE_SECONDS)
         if code is None:
             break
-        listing = [engine.program, "ps", "--all", "--quiet", f"--filter=name=^{name}$"]
-        code, left = ask(listing, environment, seconds=REMOVE_SECONDS)
-        if code == 0 and not left.strip():
+        code, left = ask([engine.program, *engine.differs.names], environment, seconds=REMOVE_SECONDS)
+        if code == 0 and name not in left.split():
             return None
         time.sleep(PAUSE_SECONDS)
     return f"the container {name} could not be removed: {last_line(said)}"

@@ -36,7 +36,7 @@ case $1 in
   login) cat > "$FAKE/password"; [ -e "$FAKE/closed" ] && { echo "denied: $(cat "$FAKE/password") is wrong" >&2; exit 1; }; echo "Login Succeeded" ;;
   pull) [ -e "$FAKE/gone" ] && { echo "manifest unknown" >&2; exit 1; }; [ -e "$FAKE/slow" ] && exec sleep 600; echo "Pulling fs layer"; touch "$FAKE/image" ;;
   image) [ -e "$FAKE/image" ] || exit 1; echo '[{"Id": "sha256:feed", "Config": {"Env": ["PATH='"$PATH"'", "FROM=image"]}}]' ;;
-  run) [ -e "$FAKE/broken" ] && { echo "docker: Error response from daemon: no shim" >&2; exit 125; }; touch "$FAKE/container" ;;
+  run) [ -e "$FAKE/broken" ] && { echo "docker: Error response from daemon: no shim" >&2; exit 125; }; printf '%s\n' "${@#--name=}" > "$FAKE/container" ;;
   inspect) echo 0 ;;
   exec)
     shift
@@ -44,7 +44,7 @@ case $1 in
     shift
     FROM=image exec "$@" ;;
   rm) rm -f "$FAKE/container" ;;
-  ps) [ -e "$FAKE/container" ] && echo 1234; exit 0 ;;
+  ps) [ ! -e "$FAKE/container" ] || cat "$FAKE/container" ;;
 esac
 """
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,12 +14,12 @@ from pathlib import Path
 import podman_engine
 import psutil
 import pytest
+from argument_watch import watch
 from image_registry import image_registry
 from node_world import SAVES, Cluster, Job, python39
 from podman_engine import IMAGE, Podman
 from waiting import wait_for
 
-from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.agent.reservation import agents
 
 SECRET = "s3cret-of-the-job"
@@ -63,30 +61,6 @@ def submit(cluster: Cluster, podman: Podman, command: str, container: dict | Non
     environment = {**podman.environment, **changes.pop("environment", {})}
     image = {"image": IMAGE, "server": "localhost", "shmSize": None, "credentials": False, "volumes": [], "environment": {}}
     return cluster.submit(command, container={**image, **(container or {})}, environment=environment, **changes)
-
-
-@contextlib.contextmanager
-def watch(*secrets: str) -> Iterator[None]:
-    """No process has one of these among its arguments meanwhile."""
-    seen: list[bytes] = []
-    looks, ended = [0], threading.Event()
-
-    def look() -> None:
-        while not ended.wait(0.002):
-            looks[0] += 1
-            for pid in proc.pids():
-                with contextlib.suppress(OSError):
-                    line = Path(f"/proc/{pid}/cmdline").read_bytes()
-                    seen.extend(line for secret in secrets if secret.encode() in line)
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-    assert looks[0] > 10 and not seen
 
 
 def test_all_of_a_job_runs_in_one_container(cluster: Cluster, podman: Podman, tmp_path: Path) -> None:
