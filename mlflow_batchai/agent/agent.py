@@ -44,15 +44,7 @@ class Agent:
     """One node's part in one attempt of a job.
 
     Args:
-        share: the control share: its path on this node, or its address.
-        folder: the job folder on the share.
-        attempt: its number, from 1.
-        node: index of this node in the job.
-        root: the node's own folder.
-        reservation: how it gets its node.
         given: what is never written anywhere (see ``main``).
-        part: (i, n, m): this node is the i-th of n on its machine, from 0, and of m among which its GPUs are divided.
-        name: what the cluster calls this node; empty: its id in the job.
         resumed: what this agent had come to before it slept (``_sleep``); None: it begins.
     """
 
@@ -183,7 +175,6 @@ def _may_follow(failure: Failure | None, stop: Stop | None) -> bool:
 
 
 def _plan(control: ControlShare, paths: protocol.JobPaths, given: Mapping[str, Any], patience: float) -> Plan:
-    """The plan as it holds for the attempt."""
     plan = _awaited(control, paths.plan, "plan", given.get("plan"), patience)
     what = "record of the attempt"
     own = _awaited(control, paths.overrides, what, given.get("attempt"), patience) if paths.attempt > 1 else None

@@ -131,10 +131,7 @@ def explain(said: str, what: str, host: str, sas: str, folder: str = "", date: s
     Args:
         said: text with Azure's error codes, or with the words of a program that asked.
         what: ``share`` or ``container``.
-        host: where it lies: name and port.
         sas: the SAS that was used; empty: an account key.
-        folder: the folder in it that was asked for.
-        date: of the service's answer, if that is known.
     """
     permits, ends = (parse_qs(sas).get(name, [""])[0] for name in ("sp", "se"))
     for row in _ROWS:

@@ -105,7 +105,6 @@ def in_container(environment: Mapping[str, str], image: Mapping[str, str]) -> di
 
 
 def thread_variables(threads: int) -> dict[str, str]:
-    """CPU threads of one rank, in the words of the libraries that ask."""
     count = str(max(1, threads))
     return {
         "OMP_NUM_THREADS": count,
@@ -156,7 +155,6 @@ def job_environment(
     may refer to earlier ones), secrets, then ``extra`` for names that the document left alone and the job's mark.
 
     Args:
-        python: the training interpreter; its folder comes first on PATH.
         image: in a container, the environment that it gives every process; its PATH is as it should be.
         below: the folder of the interpreter that the training one is made over, if so; it comes next on PATH.
         extra: what the launcher adds. Names that end in ``!`` are never overridden by the document (a rank's number).

@@ -29,7 +29,6 @@ class Gpus(NamedTuple):
 
     Attributes:
         ids: as CUDA_VISIBLE_DEVICES takes them: UUIDs of GPUs or of MIG instances; indexes where there is no nvidia-smi.
-        note: where the list comes from, for people.
         trouble: what the job's user has to be told of GPUs that are missing, or nothing.
         hidden: whether processes must be kept from GPUs that the machine may have and that are not this node's.
     """
@@ -113,7 +112,6 @@ def _listed(text: str) -> dict[str, list[str]]:
 
 
 def _choose(chosen: Sequence[str], listed: Mapping[str, Sequence[str]]) -> tuple[list[str], str]:
-    """The GPUs that CUDA_VISIBLE_DEVICES chooses, and a note."""
     known = [name for names in listed.values() for name in names]
     note = f"CUDA_VISIBLE_DEVICES={','.join(chosen)}"
     ids: list[str] = []
@@ -139,7 +137,6 @@ def of_node(environment: Mapping[str, str], part: Part, wanted: int | None, node
         wanted: ``gpusPerNode`` of the cluster document: the node has the i-th so many GPUs; a machine without nvidia-smi is
             taken to have them. None: it has the i-th n-th of what the machine has, and none where there are fewer GPUs than
             nodes: a job over all nodes could not train on them. 0: it trains on CPUs.
-        node: the node's name in a message.
 
     Raises:
         SetupError: the machine has fewer than are wanted.
@@ -195,7 +192,6 @@ def visibility_variables(gpus: Gpus, local_rank: int | None = None) -> dict[str,
 
 
 def nvidia_smi(environment: Mapping[str, str]) -> str | None:
-    """The program on a node's PATH, None if there is none."""
     return shutil.which("nvidia-smi", path=environment.get("PATH", os.defpath))
 
 

@@ -39,7 +39,6 @@ class Leftover(NamedTuple):
     Attributes:
         kind: ``environment``, ``preparation``, ``log``, ``tool`` or ``agent``.
         used: when it was last used, seconds since the epoch by this node's clock.
-        reason: a few words on why.
         remove: removes it, unless it is in use by now; whether it is gone.
     """
 
@@ -61,7 +60,6 @@ def leftovers(
     """List what was unused for so many seconds and isn't in use now; with ``remove``, remove it.
 
     Args:
-        root: the node's own folder.
         environments: where it keeps built environments; None: below its root.
         agents: where agents' archives are kept; None: where the one that answers lies.
         archive: the one that the next agent runs; None: the one that answers.

@@ -92,7 +92,6 @@ class _State(NamedTuple):
 
     @property
     def trouble(self) -> str:
-        """Why other nodes can't reach this interface, in a few words, or empty."""
         if not self.flags & _UP:
             return "down"
         return "" if self.address else "no IPv4 address, which Horovod needs"

@@ -29,7 +29,6 @@ class Stop(Exception):
         kind: ``cancel`` or ``requeue`` (someone asked), ``verdict`` (it has been given), ``node0`` (node 0 said so), ``peer``
             (a peer failed or is gone).
         queued: whether the node wasn't taken yet.
-        by: who asked.
     """
 
     def __init__(self, kind: str, why: str, queued: bool = False, by: str | None = None) -> None:
@@ -48,9 +47,6 @@ class Failure(Exception):
     """This node's part has failed; the message is one sentence.
 
     Attributes:
-        code: an error code of ``protocol``.
-        exit_code: the failed command's, where there is one.
-        tail: last lines that the failed process wrote.
         time: milliseconds since the epoch.
         details: names and values that Batch AI's error for this code has besides.
     """

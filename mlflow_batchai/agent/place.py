@@ -35,13 +35,6 @@ def own_folder(root: str) -> str:
 def hello(root: str, share: str, identity: str, python: str, sas: str | None = None) -> Answer:
     """Describe the node to a client that is about to send a job.
 
-    Args:
-        root: the node's own folder; made if it isn't there.
-        share: the control share: its path on this node, or its address.
-        identity: the share's identity, as the client read it.
-        python: the cluster's training interpreter, as its document names it.
-        sas: for an address.
-
     Returns:
         What ``place`` tells; ``share``: of ``share_problem``; ``python``: whether there is such a program.
     """

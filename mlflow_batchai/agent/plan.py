@@ -104,8 +104,6 @@ class Volume:
         source: of ``link`` and ``bind`` the folder of the node, of ``nfs`` ``host:/folder``.
         endpoint, account, container, folder: where Azure has it.
         file_mode, directory_mode: octal text.
-        options: the document's ``mountOptions``.
-        command: of ``command``, the shell line.
     """
 
     scope: str
@@ -127,7 +125,6 @@ class Volume:
 
     @property
     def title(self) -> str:
-        """The volume in a sentence."""
         return f"volume '{self.path}'{(f' ({self.name})' if self.name else '')}"
 
     @property
@@ -225,7 +222,6 @@ class Model:
 
     Attributes:
         path: the saved model in the output directories; None: the one that is found.
-        register: the name to register it under, or None.
         name: what the run calls it.
         alias: of the version that is registered.
         check_seconds: for how long it may be tried on node 0; None: it is not tried.
@@ -262,8 +258,6 @@ class Rerun:
 
     Attributes:
         document: the digest of the document as submitted.
-        project: the project's name.
-        entry: the entry point's name.
         command: its command, as MLproject has it or a person typed it.
         arguments: parameters of the run that stand in the command.
         env_manager: MLflow's ``--env-manager``, or None.
@@ -286,12 +280,8 @@ class Plan:
     """The whole plan.
 
     Attributes:
-        job: the job's id.
-        framework: ``horovod``, ``pytorch`` or ``custom``.
         ranks: as many as ``process_count``; one where the framework starts no ranks.
         communication_backend: what ranks of PyTorch are told to use; empty: the framework chooses.
-        command: the shell line of every rank.
-        python: the training interpreter.
         control_mount: where the control share is mounted, below the cluster's mount root.
         folder_prefix: where job folders lie on the control share.
         log_copy_prefix: where else logs go at the end.
@@ -310,7 +300,6 @@ class Plan:
         wheels: path on the share -> SHA-256 of the Horovod wheels that nodes may install.
         scheduler_options: of a cluster with a scheduler, in its words.
         segment: Batch AI's ``jobOutputDirectoryPathSegment``.
-        folder: the job folder on the control share.
         attempt, retries_left: of the attempt, not in the file.
     """
 
@@ -400,11 +389,7 @@ _OF_ATTEMPT = ("attempt", "retries_left")
 
 
 def read_plan(record: object) -> Plan:
-    """The plan that a record is.
-
-    Raises:
-        PlanError: it is none, or one of another protocol that can't be read.
-    """
+    """The plan that a record is. Raises PlanError: it is none, or one of another protocol that can't be read."""
     try:
         plan = read(Plan, record)
         counts = {"nodeCount": plan.node_count, "processCount": plan.process_count, "ranks": plan.ranks}
@@ -502,6 +487,5 @@ def plain(value: Any) -> Any:
 
 
 def _key(name: str) -> str:
-    """A field's name in camel case."""
     first, *others = name.split("_")
     return first + "".join(word.capitalize() for word in others)

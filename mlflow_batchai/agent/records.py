@@ -47,12 +47,10 @@ def is_mapping(value: object) -> bool:
 
 
 def or_none(check: Check) -> Check:
-    """A check that also accepts None."""
     return lambda value: value is None or check(value)
 
 
 def list_of(check: Check) -> Check:
-    """A list of what the check takes."""
     return lambda value: isinstance(value, list) and all(map(check, value))
 
 
@@ -127,22 +125,14 @@ def skipped(lines: int, files: int = 0) -> Record:
 
 
 class TornFiles:
-    """Files of one record that are there and not closed.
-
-    Args:
-        clock: seconds.
-    """
+    """Files of one record that are there and not closed."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._since: dict[str, float] = {}
 
     def record(self, path: str, data: bytes | None) -> Record | None:
-        """The record of a file of one; None while it isn't closed.
-
-        Args:
-            data: the file's content; None: there is no file.
-        """
+        """The record of a file of one; None while it isn't closed. ``data``: the file's content; None: there is no file."""
         record = None
         if data is not None:
             try:

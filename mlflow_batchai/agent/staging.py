@@ -27,7 +27,6 @@ class SetupError(Exception):
 
 
 def disk_error(layout: NodeLayout, error: OSError) -> str:
-    """A sentence on what a disk of this node refused."""
     node = f"{layout.node_id} ({socket.gethostname()})"
     path = error.filename or layout.root
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -181,7 +180,6 @@ def open_up(layout: NodeLayout) -> list[str]:
 
 
 def write_site(layout: NodeLayout, text: str) -> None:
-    """Write the ``sitecustomize`` that ranks start with."""
     with open(os.path.join(layout.site, SITECUSTOMIZE), "w", encoding="utf-8") as file:
         file.write(text)
 
@@ -190,7 +188,6 @@ def write_run(layout: NodeLayout, facts: str, distribution: Mapping[str, str]) -
     """Tell the ranks, and MLflow in them, of the job's run, and of the plugins that it finds it by (``training/store.py``).
 
     Args:
-        facts: the name of the file that tells it.
         distribution: path below the ranks' first folder on PYTHONPATH -> content.
     """
     plan = layout.plan
@@ -263,7 +260,6 @@ def copy_logs(layout: NodeLayout) -> None:
 
 
 def _copy_tree(control: ControlShare, path: str, target: str, errors: list[OSError]) -> None:
-    """Copy a folder of the control share, as far as it can be done."""
     os.makedirs(target, exist_ok=True)
     for entry in control.entries(path):
         source, copy = f"{path}/{entry.name}", os.path.join(target, entry.name)

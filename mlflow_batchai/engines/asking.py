@@ -77,7 +77,6 @@ def reserve(usable: Mapping[str, Node], first: Machine, book: str, request: Star
 
     Args:
         usable: id -> node, in the cluster's order.
-        first: the machine that keeps the queue.
     """
     earlier = first.ask("listing", book=book)["reservations"]
     calls = []

@@ -43,7 +43,6 @@ class Hosts:
     Args:
         nodes: the first one keeps the book.
         book: the book's folder, as that node's machine sees it.
-        share: the control share's path on the nodes, or its address.
     """
 
     kind: ClassVar[str]
@@ -90,7 +89,6 @@ class Hosts:
         return lack, {tool: {said["machine"]} for tool in said["lacking"]}
 
     def _usable(self, node_count: int) -> Sequence[Node]:
-        """The nodes that jobs can be sent to."""
         if node_count > self.node_limit:
             raise ClusterError(f"the job wants {node_count} nodes and the cluster has {self.node_limit}")
         return self._nodes
@@ -183,7 +181,6 @@ class Hosts:
         return other_engine(handle, self.kind)
 
     def _poll_of(self, handle: Handle, said: Mapping[NodeKey, Mapping[int, Outcome]]) -> Poll:
-        """One job's poll, of what its nodes have said."""
         silent = {entry["name"]: ClusterError(f"node {entry['name']} has not answered yet") for entry in handle["nodes"]}
         answers = [said[_key(entry)].get(handle["ticket"], silent[entry["name"]]) for entry in handle["nodes"]]
         gone = tuple(index for index, said in enumerate(answers) if isinstance(said, dict) and not said["alive"])
@@ -202,7 +199,6 @@ class Hosts:
         return Poll(PollState.ALIVE, frozen=frozen, failures=failures)
 
     def _described(self, handle: Handle, index: int, said: Outcome) -> str:
-        """Describe a node that is gone or could not be asked."""
         if isinstance(said, ClusterError):
             return str(said)
         return f"the agent of {self._called(handle, index)} is gone" + (f": {said['last']}" if said["last"] else "")
@@ -272,7 +268,6 @@ class Hosts:
             raise ClusterError("; ".join(errors) + "; what runs there of the job may go on: end it by hand")
 
     def _end(self, handle: Handle, entries: Sequence[Handle]) -> Answer:
-        """End the job on one machine."""
         return _end_marked(handle["mark"], [(self._asking(entry), self._expected(entry)) for entry in entries])
 
     def close(self) -> None:
@@ -314,11 +309,7 @@ def _key(entry: Handle) -> NodeKey:
 
 
 def _end_marked(mark: str, nodes: Sequence[tuple[Node, str]]) -> Answer:
-    """End what carries a mark on one machine.
-
-    Args:
-        nodes: those of it, each with the id that it must have, or nothing.
-    """
+    """End what carries a mark on one machine; ``nodes``: those of it, each with the id that it must have, or nothing."""
     machine = nodes[0][0].machine
     # A node that is gone is known by now, not after the minutes that the end may take.
     machine.ask("ended", ANSWER_SECONDS, root=nodes[0][0].root, asked=[])

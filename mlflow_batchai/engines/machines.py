@@ -75,7 +75,6 @@ class Node(NamedTuple):
     """One node of the cluster.
 
     Attributes:
-        name: for people.
         root: its own folder, on its own disk.
         part: ``I/N/M``: the I-th of the N nodes that its machine is cut into, and of the M among which the GPUs are divided.
         id: who it is, whatever it is called: in the queue.
@@ -89,11 +88,7 @@ class Node(NamedTuple):
 
 
 class LocalMachine:
-    """This machine.
-
-    Args:
-        agents: the folder that the agent's archive is kept in.
-    """
+    """This machine; ``agents``: the folder that the agent's archive is kept in."""
 
     title = "this machine"
     address = None
@@ -106,7 +101,6 @@ class LocalMachine:
 
     @property
     def command(self) -> list[str]:
-        """The agent's command, its archive built once for all nodes."""
         if self._command is None:
             archive.stored(self._agents)
             self._command = [*self._start, self.archive]
@@ -143,8 +137,6 @@ class SshMachine:
     again over a new one, once: every verb may be asked twice.
 
     Args:
-        name: in messages.
-        target: where and how.
         root: the node's own folder: absolute, or below the login's home (``~/``).
         python: the interpreter on it that runs the agent.
     """
@@ -259,7 +251,6 @@ class SshMachine:
         return "its login prints more than can be read over; silence it for shells without a terminal"
 
     def _explained(self, reason: str) -> str:
-        """Why the agent can't run there, and what to do."""
         if reason.endswith(("another user", "is not a folder", "other users can write")) or "can't be made" in reason:
             return f"{reason}; mend that, or name another folder (root in the cluster document)"
         if reason.endswith("install 3.9 or newer"):

@@ -42,13 +42,7 @@ class SshNode(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """What a look at all nodes has found.
-
-    Attributes:
-        usable: the nodes that jobs can be sent to.
-        problems: a sentence on each of the others.
-        missing: as in ``CheckResult``.
-    """
+    """What a look at all nodes has found."""
 
     usable: list[Node]
     problems: list[str]
@@ -83,7 +77,6 @@ class SshHosts(Hosts):
 
     Args:
         nodes: the first one keeps the book.
-        share: the control share's path on the nodes, or its address.
         python: what runs the agent there.
         trainer: the training interpreter there.
         identity: the control share's identity, read when it is needed.

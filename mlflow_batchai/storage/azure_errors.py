@@ -128,13 +128,11 @@ def _of_answer(location: AzureLocation, credential: Credential, path: str, error
 
 
 def code_of(error: HttpResponseError) -> str:
-    """The service's error code; empty if it gave none."""
     found = getattr(error, "error_code", None) or getattr(error.response, "headers", {}).get("x-ms-error-code")
     return str(getattr(found, "value", found) or "")
 
 
 def _of_time(error: HttpResponseError, credential: Credential) -> str | None:
-    """Explain a refusal that has to do with time, if it has."""
     date = getattr(error.response, "headers", {}).get("Date", "")
     with contextlib.suppress(TypeError, ValueError):
         ahead = (datetime.now(timezone.utc) - parsedate_to_datetime(date)).total_seconds()

@@ -96,7 +96,6 @@ class AzureFilesShare:
         return ThreadPoolExecutor(AT_ONCE, "batchai-share")
 
     def _full(self, path: str) -> str:
-        """The path from the share's root."""
         parts = [part for part in path.split("/") if part]
         if ".." in parts or "." in parts:
             raise ShareError(f"share {self.url}: {path!r} is no path on it")
@@ -333,7 +332,6 @@ class AzureFilesShare:
             raise ShareError(f"share {self.location.root}: '{full}' can't be written: '{folder}' is a file") from None
 
     def _make(self, folder: str) -> None:
-        """A directory with its parents."""
         try:
             self._make_directory(folder)
         except ShareNotFoundError:
@@ -354,7 +352,6 @@ class AzureFilesShare:
                 self._delete_directory(full)
 
     def _empty(self, full: str) -> None:
-        """Remove all that lies in a directory."""
         folders = []
         running = []
         with self._errors(full):
@@ -404,11 +401,7 @@ class AzureFilesShare:
 
 
 class AzureShares:
-    """The file shares of a storage account.
-
-    Raises:
-        ShareError: what opens it can't be used.
-    """
+    """The file shares of a storage account. Raises ShareError: what opens it can't be used."""
 
     def __init__(self, account: str, endpoint: str) -> None:
         self._location = AzureLocation(endpoint, account, "")
@@ -420,7 +413,6 @@ class AzureShares:
         return translated(self._location._replace(share=share), self._credential, "")
 
     def list(self) -> list[ShareEntry]:
-        """All of them, by name."""
         with self._errors(""):
             found = self._client.list_shares()
             return sorted(ShareEntry(share.name, share.quota, share.last_modified.timestamp()) for share in found)

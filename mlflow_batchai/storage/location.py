@@ -31,12 +31,10 @@ class AzureLocation(NamedTuple):
 
     @property
     def url(self) -> str:
-        """The address that ``parse`` takes."""
         return f"{self.root}/{quote(self.folder)}" if self.folder else self.root
 
     @property
     def root(self) -> str:
-        """The address of the whole share."""
         return f"{self.endpoint}/{self.share}"
 
     def served_by(self, endpoint: str | None) -> AzureLocation:
@@ -99,11 +97,7 @@ def parse(url: str, account: str | None = None) -> AzureLocation:
 
 
 def account_of(endpoint: str, service: str = "file") -> str | None:
-    """The account that an endpoint is of, None if it is no endpoint of one.
-
-    Args:
-        service: ``file`` or ``blob``.
-    """
+    """The account that an endpoint is of, None if it is no endpoint of one; ``service``: ``file`` or ``blob``."""
     try:
         location = parse(f"{endpoint}/share".replace(f".{service}.", ".file.", 1))
     except ShareError:

@@ -126,7 +126,6 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
             sys.excepthook = self._end_by_exception
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Count from here; end if SIGTERM came after the last batch."""
         if self._told is not None and _writes():
             self._end_saved()
         self._epoch, self._batches = epoch, 0
@@ -136,7 +135,6 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
     # Begins, not ends: a callback that has ``on_train_batch_end`` would have Keras wait for every step's logs.
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Save and end, if SIGTERM came."""
         self._batches = batch
         self._save_if_told()
 
@@ -145,7 +143,6 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._batches = max(self._batches + 1, self.params.get("steps") or 0)
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Save and end, if SIGTERM came while this epoch is validated."""
         self._save_if_told()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

@@ -60,11 +60,7 @@ class Ending:
         self._lost_share: Failure | None = None
 
     def run(self, failure: Failure | None, stop: Stop | None) -> bool:
-        """End what is ours and say how it ended.
-
-        Returns:
-            Whether something went wrong.
-        """
+        """End what is ours and say how it ended. Returns whether something went wrong."""
         self._layout.attempt.pace(ENDING)
         if failure and failure.code == protocol.SHARE_FAILED:
             with self._guarded():

@@ -25,9 +25,6 @@ class GpuAllocation:
     Args:
         part: (i, n): this node is the i-th of n on its machine.
         wait: passes a moment; is told whether the job is still to start; raises what is to end the attempt.
-
-    Attributes:
-        own: the node's GPUs, from ``find`` on.
     """
 
     def __init__(
@@ -79,6 +76,5 @@ class GpuAllocation:
                 self._say(sentence)
 
     def _say(self, sentence: str) -> None:
-        """Write to the execution log and to the job's output."""
         self._shipper.note(sentence)
         self._shipper.log(None, "err", f"{sentence}\n".encode())

@@ -70,14 +70,7 @@ class InterfaceChoice:
         }
 
     def settle(self, wait: Callable[[], None]) -> None:
-        """Give ``peers`` the interface of every node.
-
-        Args:
-            wait: passes a moment; raises what is to end the job.
-
-        Raises:
-            Failure: (node 0) a node can't reach node 0.
-        """
+        """Give ``peers`` the interface of every node. Raises Failure: (node 0) a node can't reach node 0."""
         announces = [self.peers.announces[node] for node in range(self._count)]
         try:
             if len({announce["machine"] for announce in announces}) == 1:

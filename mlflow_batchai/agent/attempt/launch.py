@@ -22,13 +22,7 @@ RENDEZVOUS_SECONDS = 60.0
 
 
 class Launch:
-    """Starts a prepared node's part of the command, and watches it.
-
-    Args:
-        known: what its ranks are started with.
-        counts: GPUs of each node.
-        check: raises what is to end the attempt.
-    """
+    """Starts a prepared node's part of the command, and watches it."""
 
     def __init__(
         self,
@@ -85,11 +79,7 @@ class Launch:
                 )
 
     def start(self, rendezvous: Mapping[str, Any]) -> None:
-        """Start this node's ranks.
-
-        Args:
-            rendezvous: where they meet.
-        """
+        """Start this node's ranks."""
         layout = self._layout
         for slot in self._slots:
             task = logged_task(self._shipper, f"rank {slot.rank}", slot.rank)

@@ -36,7 +36,6 @@ class ModelCheck:
 
     Args:
         python: the training interpreter; empty: there is none.
-        environment: of the job's helpers.
     """
 
     def __init__(
@@ -176,7 +175,6 @@ class ModelCheck:
         return found if isinstance(found, dict) else {}
 
     def _without_answer(self, task: Task, late: bool, cut: bool, limit: float, seconds: float) -> dict[str, Any]:
-        """A check of which nothing came."""
         if not self.python:
             return saved_models.outcome(saved_models.UNCHECKED, "there is no Python in the job's container", seconds)
         if cut:
@@ -195,7 +193,6 @@ class ModelCheck:
         self.shipper.record("report", body=body)
 
     def _write_log(self, path: str, check: Mapping[str, Any] | None) -> None:
-        """Write the check's output into a file of its own beside the ranks' logs."""
         result = f"{check['outcome']}: {check['why'] or 'loaded and tried'}" if check else "ended before its time"
         self.shipper.note(f"model check of {path}: {result}")
         with contextlib.suppress(OSError):  # the last line stands in the execution log

@@ -32,7 +32,6 @@ class Phases:
     Args:
         part: (i, n, m): this node is the i-th of n on its machine, which share its cores, and of m, which share its GPUs.
         credentials: what the agent was told on its standard input (see ``agent.agent.main``).
-        name: what the cluster calls this node; empty: its id in the job.
 
     Raises (from ``run``):
         Failure: a step or a rank of this node failed.
@@ -185,7 +184,6 @@ class Phases:
         launch.watch()
 
     def _await_the_others(self) -> None:
-        """Node 0: its own ranks have ended well; the job ends when all have."""
         if self.layout.node != 0:
             return
         self.layout.attempt.pace(ENDING)
@@ -198,7 +196,6 @@ class Phases:
         self._check(starting)
 
     def _check(self, starting: bool = False) -> None:
-        """Raise if the attempt is to end here."""
         self.peers.check(starting)
         if self._deadline and self.layout.node == 0 and time.monotonic() > self._deadline:
             raise Failure(
@@ -223,7 +220,6 @@ class Phases:
         return container.members() if container else set()
 
     def _environment(self) -> dict[str, str]:
-        """Environment of preparation and helpers."""
         return ranks.job_variables(self.layout, self._known())
 
     def _known(self) -> ranks.Known:

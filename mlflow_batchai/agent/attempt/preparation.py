@@ -28,7 +28,6 @@ class Preparation:
     """The steps before any rank, on one node.
 
     Args:
-        check: raises if the attempt is to end.
         variables: the job's environment on this node, as it is by then.
 
     Attributes:
@@ -110,7 +109,6 @@ class Preparation:
         return " ".join(filter(None, ["venv", trainenv.described(self.layout, self._python), self._made]))
 
     def say(self, text: str) -> None:
-        """Tell people what this node does, there and in its log."""
         self.shipper.record("phase", urgent=True, phase=text, node=self.layout.node)
         self.shipper.note(text)
 
@@ -147,7 +145,6 @@ class Preparation:
 
     @contextlib.contextmanager
     def _disk(self, code: str, doing: str) -> Iterator[None]:
-        """Turn errors of the node's disk while we write into a sentence."""
         try:
             yield
         except OSError as error:

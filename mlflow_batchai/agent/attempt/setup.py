@@ -33,9 +33,6 @@ class SetupTaskRun:
 
     Args:
         check: raises if the attempt is to end. The job's own time limit is none of its business.
-        secrets: variable -> value.
-        name: what the cluster calls this node.
-        gpus: how many this node has.
 
     Attributes:
         folder: the task's own on the node's disk, kept from job to job: its last output, its working directory ``wd``, and

@@ -37,7 +37,6 @@ class Inventory:
             self._shipper.note(f"the packages of {python} can't be listed: {error.strerror}")
 
     def wait(self) -> None:
-        """Wait a moment for what was asked for: the job has nothing else to do."""
         until = time.monotonic() + PATIENCE_SECONDS
         while self._task and self._task.status is None and time.monotonic() < until:
             self._runtime.pump(0.02)
@@ -52,7 +51,6 @@ class Inventory:
 
 
 def _answer(line: bytes) -> dict[str, Any] | None:
-    """The interpreter's answer in its output, among lines that it prints at its start."""
     try:
         found = json.loads(line.decode("utf-8"))
     except ValueError:

@@ -74,7 +74,6 @@ def _use(folder: str, wait: Callable[[], None]) -> None:
 
 
 def is_in_use(folder: str) -> bool:
-    """Whether an agent makes a folder or uses it, as it stands this moment."""
     with contextlib.ExitStack() as stack:
         return not _alone(folder, stack)
 

@@ -67,12 +67,10 @@ def build(
 
     Args:
         run: runs one command to its end (its output goes to the preparation's log).
-        wait: waits a moment while another agent builds; it raises if the job is to end.
 
     Raises:
         Failure: no such Python on this node, or a command of the build failed, be it for want of space, or the interpreter
             of what was built can't be asked its version just now.
-        OSError: the folder can't be written.
     """
     root = os.path.expanduser(environment.folder or os.path.join(layout.root, "envs"))
     folder = os.path.join(root, environment.hash)
@@ -112,7 +110,6 @@ def full_disk(layout: NodeLayout, doing: str) -> str:
 
 
 def named(layout: NodeLayout) -> str:
-    """A node with the machine behind it, for a sentence."""
     return f"{layout.node_id} ({socket.gethostname()})"
 
 

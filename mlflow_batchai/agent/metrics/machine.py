@@ -24,7 +24,6 @@ class Machine:
 
     Args:
         disk: a folder on the disk that the node's jobs fill.
-        proc: ``/proc``.
         links: a folder with an entry for each network interface.
     """
 

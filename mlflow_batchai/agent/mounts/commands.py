@@ -44,9 +44,7 @@ class Kind(NamedTuple):
     Attributes:
         command: its argv, a pure function of the volume, the mount point and the mount's own folder.
         said: what the command says, as a regular expression -> what it means and what to do.
-        seconds: for how long it may take.
         system: the kernel's name of such file systems, where ``mount.{system}`` has to be there.
-        package: Debian's package with that program.
         instead: what else could be done, as the end of a sentence.
     """
 
@@ -65,7 +63,6 @@ class Kind(NamedTuple):
         return next((self.sentence(means, volume) for pattern, means in self.said if re.search(pattern, said)), "")
 
     def sentence(self, template: str, volume: Volume) -> str:
-        """A sentence of the table, filled in."""
         return template.format(**{**self._asdict(), "host": self.host(volume)})
 
 

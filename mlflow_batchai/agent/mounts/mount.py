@@ -85,19 +85,11 @@ class Mount:
         self._begun = False
 
     def start(self) -> None:
-        """Begin to mount.
-
-        Raises:
-            Failure: it can't be.
-        """
+        """Begin to mount. Raises Failure: it can't be."""
         raise NotImplementedError
 
     def poll(self) -> bool:
-        """Whether it is there.
-
-        Raises:
-            Failure: it will not be.
-        """
+        """Whether it is there. Raises Failure: it will not be."""
         raise NotImplementedError
 
     def late(self) -> Failure:
@@ -115,13 +107,7 @@ class Mount:
         return why
 
     def failure(self, why: str, said: Sequence[str] = (), command: Sequence[str] = (), exit_code: int | None = None) -> Failure:
-        """A failure to mount, as a sentence without secrets.
-
-        Args:
-            why: the cause, and what to do.
-            said: last lines of the command's output.
-            command: its argv, to be shown.
-        """
+        """A failure to mount, as a sentence without secrets; ``said``: last lines of the command's output."""
         code, fixed = _CODES[self.volume.kind]
         node = f"{self.place.layout.node_id} ({socket.gethostname()})"
         sentence = f"{self.volume.title} can't be mounted on {node}: {why}"
@@ -132,11 +118,9 @@ class Mount:
         return Failure(code, self.mask(sentence), node=self.place.layout.node, exit_code=code_of_exit, tail=lines)
 
     def tail(self) -> list[str]:
-        """The last lines of its process; none if there is no process."""
         return list(self.task.tail) if self.task else []
 
     def note(self, text: str) -> None:
-        """A line in the job's execution log."""
         self.place.shipper.note(f"{self.volume.title}: {self.mask(text)}")
 
     # For kinds of mounts.

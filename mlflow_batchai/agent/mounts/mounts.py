@@ -37,7 +37,6 @@ class Mounts:
     Args:
         credentials: index of a volume, as text -> ``{"key": account key}`` or ``{"sas": text}``, with the ``endpoint`` that
             it is for.
-        check: called while waiting; raises what is to end the wait.
         control: where a tool comes from that the client has sent.
     """
 
@@ -198,11 +197,7 @@ class Mounts:
         return Failure(failure.code, mount.mask(sentence), self._layout.node, exit_code=failure.exit_code, tail=failure.tail)
 
     def unmount_all(self) -> list[str]:
-        """Undo all mounts, the last one first, however far each had come.
-
-        Returns:
-            A sentence for each that would not go.
-        """
+        """Undo all mounts, the last one first, however far each had come. Returns a sentence for each that would not go."""
         left = []
         for mount in reversed(self._mounts):
             try:
@@ -228,7 +223,6 @@ class _Progress:
 
     @property
     def silent(self) -> float:
-        """Seconds since something moved."""
         return time.monotonic() - self._last
 
     def settled(self, pending: Pending | None) -> bool:

@@ -252,9 +252,7 @@ class Probe(threading.Thread):
     A thread, since any of it may hang. It ends when the mount is there or can't be.
 
     Args:
-        folder: the mount's own, in which rclone listens.
         remote: what is mounted, as rclone names it.
-        host: name and port of its server.
         by_proxy: whether it is reached by a proxy only.
 
     Attributes:
@@ -274,7 +272,6 @@ class Probe(threading.Thread):
         self.last = ""
 
     def stop(self) -> None:
-        """Nobody wants to know any more."""
         self._until = 0.0
 
     def run(self) -> None:

@@ -51,7 +51,6 @@ def missing(volume: Volume, python: str | None = None, sent: Mapping[str, Tool] 
 
 
 def _may_mount() -> bool:
-    """Whether we are root, or may run mount by sudo."""
     if os.geteuid() == 0:
         return True
     try:
@@ -83,11 +82,7 @@ def fitting_rclone(tools: Mapping[str, Tool]) -> Tool | None:
 
 
 def installed_rclone(python: str | None) -> str | None:
-    """The first rclone that is new enough: on PATH, then beside the training interpreter.
-
-    Args:
-        python: that interpreter, as the plan names it.
-    """
+    """The first rclone that is new enough: on PATH, then beside the training interpreter."""
     found = [shutil.which("rclone")]
     if python:
         interpreter = shutil.which(os.path.expanduser(python))
@@ -114,7 +109,6 @@ def is_new_enough(rclone: str) -> bool:
 
 
 def clean_environment() -> dict[str, str]:
-    """This process's environment without what would configure rclone."""
     return {name: value for name, value in os.environ.items() if not name.startswith("RCLONE_")}
 
 

@@ -141,7 +141,6 @@ def is_stopped(pid: int) -> bool:
 
 
 def pids() -> list[int]:
-    """All processes."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
@@ -197,7 +196,6 @@ def _is_bare(pid: int) -> bool:
 
 
 def arguments() -> set[str]:
-    """Every word of every process's command line."""
     return {word for pid in pids() for word in command_line(pid)}
 
 
@@ -229,7 +227,6 @@ def lock_holders(path: str) -> set[int]:
 
 
 def descendants(ancestor: int) -> set[int]:
-    """All live processes below this one."""
     children: dict[int, list[int]] = {}
     for pid in pids():
         try:

@@ -73,7 +73,6 @@ class ShareErrors:
         self._error: OSError | None = None
 
     def saw(self, error: OSError | None) -> None:
-        """Note the result of a round of writing and reading."""
         now = self._seen = self._clock()
         found = sentence(error) if error else None
         self._error = error
@@ -191,9 +190,6 @@ class SegmentReaders:
         """Take what has come since the last call, as far as that can be done in a while: a segment of each writer at a time, so
         that none waits for the many of another.
 
-        Args:
-            heeds: whether silence means something (``SegmentReader.read``).
-
         Raises:
             OSError: the share can't be read (what was read before that is taken).
         """
@@ -229,7 +225,6 @@ class SegmentReaders:
         return self._pool
 
     def close(self) -> None:
-        """Let go of the threads."""
         if self._pool is not None:
             self._pool.shutdown(wait=False)
 

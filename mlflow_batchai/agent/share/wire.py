@@ -58,7 +58,6 @@ class Denied(NamedTuple):
 
     Attributes:
         since: when that began (``time.monotonic``).
-        sentence: why, at first.
         gone: whether the share isn't there: nobody will give it back with what lay on it.
     """
 
@@ -79,7 +78,6 @@ class Wire:
         patience: seconds for which a request is tried again.
 
     Attributes:
-        name: the share's address, for people.
         denied: whether we are not let in now, and since when.
 
     Raises:
@@ -120,7 +118,6 @@ class Wire:
         self._local.patience = patience
 
     def close(self) -> None:
-        """Close the connections that are idle."""
         while True:
             connection = self._kept()
             if connection is None:
@@ -138,7 +135,6 @@ class Wire:
         """Ask until there is an answer that says something.
 
         Args:
-            path: relative to the address.
             query: without the SAS.
 
         Raises:
@@ -270,7 +266,6 @@ def proxy_for(scheme: str, host: str) -> SplitResult | None:
 
 
 def _proxy_headers(proxy: SplitResult) -> dict[str, str]:
-    """Headers for the proxy: credentials, if its address has them."""
     if not proxy.username:
         return {}
     pair = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"

@@ -41,7 +41,6 @@ class Count(NamedTuple):
 
 
 def points_of(body: dict[str, Any]) -> int:
-    """Number of points in a record."""
     values = body.get("values")
     return len(values) if body.get("type") == "metric" and isinstance(values, dict) else 0
 
@@ -210,7 +209,6 @@ class _File:
 
     @property
     def is_read(self) -> bool:
-        """Whether nothing has come since it was read."""
         return not self.is_open or os.fstat(self._descriptor).st_size <= self.offset
 
     @property
@@ -219,7 +217,6 @@ class _File:
         return self.is_open and os.fstat(self._descriptor).st_size == 0
 
     def reopen(self, descriptor: int) -> None:
-        """Go on with the same file."""
         self._descriptor = descriptor
         self._closing = weakref.finalize(self, os.close, descriptor)
 

@@ -59,7 +59,6 @@ class Unhurried:
         self._since: float | None = None
 
     def add(self, kind: str, **fields: Any) -> None:
-        """A record of now."""
         with self._lock:
             self._records.append(dict(fields, k=kind, t=protocol.now_ms()))
             if self._since is None:
@@ -132,7 +131,6 @@ class Shipper(threading.Thread):
         before: what ``sent`` said of the shipper that this one goes on for.
 
     Attributes:
-        inbox: what others have said.
         sequence: number of segments written; after ``finish`` it is final.
         error: why the share can't be used now, or None.
         broken: what ended this thread before its time (a bug), or None.
@@ -187,11 +185,7 @@ class Shipper(threading.Thread):
             self._mark_unsent(urgent)
 
     def report(self, body: Record, size: int, rank: int | None = None) -> None:
-        """Send what a rank has reported.
-
-        Args:
-            size: bytes that it was in the rank's own file.
-        """
+        """Send what a rank has reported; ``size``: bytes that it was in the rank's own file."""
         with self._lock:
             self._reports.append(({"k": "report", "t": protocol.now_ms(), "r": rank, "body": body}, size))
             self._report_bytes += size
@@ -215,12 +209,10 @@ class Shipper(threading.Thread):
         self._said = time.monotonic()
 
     def stop_saying(self) -> None:
-        """Stop repeating a record that was heard."""
         with self._lock:
             self._standing = None
 
     def note(self, line: str) -> None:
-        """A line for this node's execution log."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self.log(None, EXECUTION, f"{stamp} {line}\n".encode("utf-8", "backslashreplace"))
 
@@ -272,7 +264,6 @@ class Shipper(threading.Thread):
 
     @property
     def log_totals(self) -> dict[str, list[int]]:
-        """Bytes and lines given to each log file."""
         return {name: list(sizes) for name, sizes in list(self._files.totals.items())}
 
     def sent(self) -> dict[str, Any]:

@@ -35,11 +35,9 @@ class Target:
     """One machine to log in to.
 
     Attributes:
-        name: as the user wrote it.
         key_files: private keys to offer, in this order; ``explicit_keys``: the user named the one, so it must be usable.
         known_hosts: files with host keys; lines to add go to the first.
         host_key_alias: the name under which they hold this machine's key, if it isn't its host and port.
-        jump: the machine through which it is reached.
         proxy_command: the user's shell line whose standard input and output lead there.
         password, passphrase: secrets, never shown; the passphrase opens key files.
         identities_only: of the keys in a running ssh-agent, offer only those of ``key_files``.
@@ -123,7 +121,6 @@ def ssh_command(
     Args:
         line: for the login's shell; None: only ports are forwarded.
         forwards: ``[address:]port:host:port`` each, as for ``ssh -L``.
-        terminal: whether the line gets a terminal.
     """
     options = ["-t"] if terminal and line is not None else []
     options += [word for forward in forwards for word in ("-L", forward)]
@@ -203,7 +200,6 @@ def _resolve(
 
 
 def _place(text: str, user: str | None, port: int | None) -> tuple[Mapping[str, Any], _Place]:
-    """Resolve an address by the config: machine and way there."""
     own_user, name, own_port = _parse(text)
     config = _lookup(name)
     host = config.get("hostname") or name

@@ -85,7 +85,6 @@ class JobStore(Refusing):  # type: ignore[misc]
         )
 
     def search_experiments(self, *arguments: Any, **options: Any) -> Any:
-        """The job's."""
         return PagedList([self._experiment()], None)
 
     def _experiment(self) -> Any:
@@ -231,7 +230,6 @@ class JobStore(Refusing):  # type: ignore[misc]
             self._run.say("tag", values=mine)
 
     def delete_tag(self, run_id: str, key: str) -> None:
-        """Remove a tag."""
         self._check(run_id)
         with self._lock:
             if key != MLFLOW_RUN_NAME and self._tags.pop(key, None) is not None:
@@ -264,7 +262,6 @@ class JobStore(Refusing):  # type: ignore[misc]
         return self._models.create(name, source_run_id, _pairs(tags), _pairs(params), model_type)
 
     def get_logged_model(self, model_id: str, *arguments: Any, **options: Any) -> Any:
-        """Return a model that this process has made."""
         return self._models.get(model_id)
 
     def search_logged_models(self, *arguments: Any, **options: Any) -> Any:
@@ -272,23 +269,18 @@ class JobStore(Refusing):  # type: ignore[misc]
         return PagedList(self._models.all(), None)
 
     def finalize_logged_model(self, model_id: str, status: Any) -> Any:
-        """READY or FAILED."""
         return self._models.finalize(model_id, status)
 
     def set_logged_model_tags(self, model_id: str, tags: Sequence[Any]) -> None:
-        """Set tags of a model."""
         self._models.tag(model_id, _pairs(tags))
 
     def delete_logged_model_tag(self, model_id: str, key: str) -> None:
-        """Remove a tag of a model."""
         self._models.tag(model_id, {key: None})
 
     def log_logged_model_params(self, model_id: str, params: Sequence[Any]) -> None:
-        """Add params to a model."""
         self._models.add_params(model_id, _pairs(params))
 
     def log_outputs(self, run_id: str, models: Sequence[Any]) -> None:
-        """Make models outputs of the run."""
         self._check(run_id)
         for model in models:
             self._models.output(model.model_id, model.step)
