@@ -75,7 +75,7 @@ class Agent:
         self.runtime = Runtime(self.layout, self.shipper, given.get("variables") or {})
         self.runtime.registry = given.get("registry")
         self.peers = Peers(self.layout, self.shipper)
-        self.phases = Phases(self.layout, self.shipper, self.runtime, self.peers, part, given, name)
+        self.phases = Phases(self.runtime, self.peers, part, given, name)
 
     def run(self) -> int:
         """Take part in the attempt until its end; 0 unless this node could not do its part."""
@@ -123,7 +123,7 @@ class Agent:
             self.peers.await_termination()
         if self.peers.termination and _may_follow(failure, stop):
             failure, stop = self.peers.termination, None
-        ending = Ending(self.layout, self.shipper, self.runtime, self.peers, self.phases, self.reservation.report)
+        ending = Ending(self.phases, self.reservation.report)
         return 1 if ending.run(failure, stop) or failure else 0
 
     def _sleep(self, obstacle: waiter.Obstacle, keep: Sequence[int]) -> None:

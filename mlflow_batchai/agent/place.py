@@ -106,11 +106,7 @@ def _identity(root: str) -> str:
 
 
 def _read(path: str) -> str | None:
-    try:
-        with open(path, encoding="ascii") as file:
-            return file.read().strip() or None
-    except OSError:
-        return None
+    return proc.kernel_text(path).strip() or None
 
 
 def share_problem(share: str, identity: str, sas: str | None = None) -> str | None:

@@ -18,9 +18,6 @@ from mlflow_batchai.agent.plan import CodeFile
 from mlflow_batchai.agent.protocol import OBJECTS, TREES, now_ms, object_path
 from mlflow_batchai.agent.share.base import ControlShare
 
-# What ranks import before a script's first line: the weight check for scripts that use stock Horovod with Keras 3.
-SITECUSTOMIZE = "sitecustomize.py"
-
 
 class SetupError(Exception):
     """The node can't be made ready; the message is one sentence."""
@@ -177,11 +174,6 @@ def open_up(layout: NodeLayout) -> list[str]:
             except OSError as error:
                 errors.append(f"what ranks have left in {path} can't be opened up to other users: {error.strerror}")
     return errors
-
-
-def write_site(layout: NodeLayout, text: str) -> None:
-    with open(os.path.join(layout.site, SITECUSTOMIZE), "w", encoding="utf-8") as file:
-        file.write(text)
 
 
 def write_run(layout: NodeLayout, facts: str, distribution: Mapping[str, str]) -> None:

@@ -12,11 +12,9 @@ from typing import Callable
 
 from mlflow_batchai.agent import gpus, protocol
 from mlflow_batchai.agent.attempt import ranks
-from mlflow_batchai.agent.layout import NodeLayout
 from mlflow_batchai.agent.outcome import Failure
 from mlflow_batchai.agent.peers import Peers
 from mlflow_batchai.agent.staging import SetupError
-from mlflow_batchai.agent.transport.shipper import Shipper
 
 
 class GpuAllocation:
@@ -27,13 +25,9 @@ class GpuAllocation:
         wait: passes a moment; is told whether the job is still to start; raises what is to end the attempt.
     """
 
-    def __init__(
-        self, layout: NodeLayout, shipper: Shipper, peers: Peers, part: gpus.Part, wait: Callable[[bool], None]
-    ) -> None:
+    def __init__(self, peers: Peers, part: gpus.Part, wait: Callable[[bool], None]) -> None:
         self.own = gpus.Gpus([], "")
-        self._layout = layout
-        self._shipper = shipper
-        self._peers = peers
+        self._peers, self._layout, self._shipper = peers, peers.layout, peers.shipper
         self._part = part
         self._wait = wait
 

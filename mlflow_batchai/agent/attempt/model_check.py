@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlflow_batchai.agent import protocol, records
-from mlflow_batchai.agent.layout import NodeLayout, archive_path
+from mlflow_batchai.agent.layout import archive_path
 from mlflow_batchai.agent.outcome import Stop
 from mlflow_batchai.agent.peers import Peers
 from mlflow_batchai.agent.processes.tasks import TERMINATED, Task
 from mlflow_batchai.agent.runtime import Runtime
-from mlflow_batchai.agent.transport.shipper import Shipper
 from mlflow_batchai.training import saved_models
 from mlflow_batchai.training.model_trial import NO_GPUS
 
@@ -38,18 +37,8 @@ class ModelCheck:
         python: the training interpreter; empty: there is none.
     """
 
-    def __init__(
-        self,
-        layout: NodeLayout,
-        shipper: Shipper,
-        runtime: Runtime,
-        peers: Peers,
-        python: str,
-        environment: Mapping[str, str],
-    ) -> None:
-        self.layout = layout
-        self.shipper = shipper
-        self.runtime = runtime
+    def __init__(self, runtime: Runtime, peers: Peers, python: str, environment: Mapping[str, str]) -> None:
+        self.runtime, self.layout, self.shipper = runtime, runtime.layout, runtime.shipper
         self.peers = peers
         self.python = python
         self.environment = environment

@@ -15,7 +15,6 @@ from mlflow_batchai.agent.attempt.interface_choice import InterfaceChoice
 from mlflow_batchai.agent.attempt.launch import Launch
 from mlflow_batchai.agent.attempt.preparation import Preparation
 from mlflow_batchai.agent.environments.inventory import Inventory
-from mlflow_batchai.agent.layout import NodeLayout
 from mlflow_batchai.agent.metrics.sampler import Sampler
 from mlflow_batchai.agent.mounts.mounts import Mounts
 from mlflow_batchai.agent.outcome import Failure, Stop
@@ -23,7 +22,6 @@ from mlflow_batchai.agent.peers import Peers
 from mlflow_batchai.agent.plan import Plan
 from mlflow_batchai.agent.runtime import Runtime
 from mlflow_batchai.agent.share.base import ENDING, GATHERING, RUNNING, STARTING
-from mlflow_batchai.agent.transport.shipper import Shipper
 
 
 class Phases:
@@ -40,29 +38,26 @@ class Phases:
 
     def __init__(
         self,
-        layout: NodeLayout,
-        shipper: Shipper,
         runtime: Runtime,
         peers: Peers,
-        part: tuple[int, int, int] = (0, 1, 1),
-        credentials: Mapping[str, Any] | None = None,
-        name: str = "",
+        part: tuple[int, int, int],
+        credentials: Mapping[str, Any],
+        name: str,
     ) -> None:
-        self.layout = layout
+        self.layout, self.shipper = layout, shipper = runtime.layout, runtime.shipper
         self.plan: Plan = layout.plan
-        self.shipper = shipper
         self.runtime = runtime
         self.peers = peers
-        self.meeting = InterfaceChoice(layout, shipper, peers)
+        self.meeting = InterfaceChoice(peers)
         self.part = part
         self.name = name or layout.node_id
-        self.gpus = GpuAllocation(layout, shipper, peers, (part[0], part[2]), self._wait_a_little)
+        self.gpus = GpuAllocation(peers, (part[0], part[2]), self._wait_a_little)
         self.sampler = Sampler(layout, shipper, self._in_container)
-        self.preparation = Preparation(layout, shipper, runtime, self._check, self._environment)
-        self.inventory = Inventory(shipper, runtime)
+        self.preparation = Preparation(runtime, self._check, self._environment)
+        self.inventory = Inventory(runtime)
         self.python = sys.executable
-        self.credentials: Mapping[str, Any] = credentials or {}
-        volumes = self.credentials.get("volumes") or {}
+        self.credentials = credentials
+        volumes = credentials.get("volumes") or {}
         self.mounts = Mounts(layout, shipper, runtime, volumes, self._check, layout.control)
         self._deadline: float | None = None
 
@@ -84,7 +79,7 @@ class Phases:
         if not (self.runtime.container or self.preparation.below):  # an environment of the job's own has that name
             staging.write_python(self.layout, self.python)
         self.preparation.job_preparation()
-        launch = Launch(self.layout, self.shipper, self.runtime, self.peers, self._known(), self.gpus.counts(), self._check)
+        launch = Launch(self.runtime, self.peers, self._known(), self.gpus.counts(), self._check)
         self._meet(launch)
         self._run_ranks(launch)
         self.inventory.wait()
@@ -123,7 +118,6 @@ class Phases:
         staging.make_directories(self.layout)
         staging.fetch_code(self.layout)
         staging.link_inputs(self.layout)
-        staging.write_site(self.layout, _sitecustomize())
         staging.write_run(self.layout, *_plugins())
         sizes = ranks.slots_per_node(self.plan, self.gpus.counts())
         with open(self.layout.hostfile, "w", encoding="utf-8") as file:
@@ -139,7 +133,7 @@ class Phases:
         begun = time.monotonic()
         secrets = self.credentials.get("setup") or {}
         gpus_here = len(self.gpus.own.ids)
-        SetupTaskRun(self.layout, task, self.shipper, self.runtime, self.peers.check, secrets, self.name, gpus_here).run()
+        SetupTaskRun(self.runtime, task, self.peers.check, secrets, self.name, gpus_here).run()
         if self._deadline:
             self._deadline += time.monotonic() - begun
 
@@ -211,7 +205,7 @@ class Phases:
         # Node 0 alone needs it, at the end: until then it would cost memory.
         from mlflow_batchai.agent.attempt.model_check import ModelCheck
 
-        return ModelCheck(self.layout, self.shipper, self.runtime, self.peers, self.python, self._environment()).run()
+        return ModelCheck(self.runtime, self.peers, self.python, self._environment()).run()
 
     # Small things.
 
@@ -234,17 +228,12 @@ class Phases:
         )
 
 
-def _sitecustomize() -> str:
-    from mlflow_batchai.training.guard import SITECUSTOMIZE
-
-    return SITECUSTOMIZE
-
-
 def _plugins() -> tuple[str, dict[str, str]]:
-    """The file that tells MLflow in a rank of the run; the distribution that it finds its plugins by."""
+    """The file that tells MLflow in a rank of the run; what else ranks start with: our hook, MLflow's plugins."""
     from mlflow_batchai import __version__
-    from mlflow_batchai.training import constants, store
+    from mlflow_batchai.training import constants, guard, store
 
     folder = store.DISTRIBUTION.format(version=__version__)
     metadata = store.METADATA.format(version=__version__)
-    return constants.FACTS, {folder + "/METADATA": metadata, folder + "/entry_points.txt": store.ENTRY_POINTS}
+    plugins = {folder + "/METADATA": metadata, folder + "/entry_points.txt": store.ENTRY_POINTS}
+    return constants.FACTS, {"sitecustomize.py": guard.SITECUSTOMIZE, **plugins}

@@ -11,7 +11,7 @@ from typing import Callable
 
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.environments import kept, trainenv
-from mlflow_batchai.agent.layout import NodeLayout, archive_path
+from mlflow_batchai.agent.layout import archive_path
 from mlflow_batchai.agent.outcome import Failure
 from mlflow_batchai.agent.plan import Plan
 from mlflow_batchai.agent.processes.tasks import Task
@@ -34,18 +34,9 @@ class Preparation:
         below: the folder of the interpreter over which the job has an environment of its own; empty: it has none.
     """
 
-    def __init__(
-        self,
-        layout: NodeLayout,
-        shipper: Shipper,
-        runtime: Runtime,
-        check: Callable[[], None],
-        variables: Callable[[], dict[str, str]],
-    ) -> None:
-        self.layout = layout
-        self.plan: Plan = layout.plan
-        self.shipper = shipper
-        self.runtime = runtime
+    def __init__(self, runtime: Runtime, check: Callable[[], None], variables: Callable[[], dict[str, str]]) -> None:
+        self.runtime, self.layout, self.shipper = runtime, runtime.layout, runtime.shipper
+        self.plan: Plan = runtime.layout.plan
         self._check = check
         self._variables = variables
         self._python = sys.executable

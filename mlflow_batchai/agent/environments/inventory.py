@@ -11,7 +11,6 @@ from typing import Any
 from mlflow_batchai.agent.layout import archive_path
 from mlflow_batchai.agent.processes.tasks import Task
 from mlflow_batchai.agent.runtime import Runtime
-from mlflow_batchai.agent.transport.shipper import Shipper
 
 # How long an agent that has nothing else to do waits for the end of it.
 PATIENCE_SECONDS = 2.0
@@ -22,9 +21,8 @@ MOST_LETTERS = 50000
 class Inventory:
     """The packages of one interpreter, asked for and passed on as an ``environment`` event."""
 
-    def __init__(self, shipper: Shipper, runtime: Runtime) -> None:
-        self._shipper = shipper
-        self._runtime = runtime
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime, self._shipper = runtime, runtime.shipper
         self._task: Task | None = None
 
     def ask(self, python: str, environment: Mapping[str, str], cwd: str) -> None:

@@ -16,9 +16,10 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from mlflow_batchai.agent.mounts import mountpoints
-from mlflow_batchai.agent.mounts.mount import Mount, Place
+from mlflow_batchai.agent.mounts.mount import Mount
 from mlflow_batchai.agent.outcome import Failure
 from mlflow_batchai.agent.plan import Volume
+from mlflow_batchai.agent.runtime import Runtime
 
 # After a command that left the mounting to a process of its own.
 APPEAR_SECONDS = 2.0
@@ -166,8 +167,8 @@ KINDS = {
 class CommandMount(Mount):
     """A mount that one command makes; there when the command has ended well and, if it is to be one, is a mount."""
 
-    def __init__(self, place: Place, index: int, volume: Volume, credentials: Mapping[str, str]) -> None:
-        super().__init__(place, index, volume, credentials)
+    def __init__(self, runtime: Runtime, index: int, volume: Volume, credentials: Mapping[str, str]) -> None:
+        super().__init__(runtime, index, volume, credentials)
         self.kind = KINDS[volume.mounted_by]
         self.seconds = self.kind.seconds
 
@@ -178,7 +179,7 @@ class CommandMount(Mount):
                 "SMB needs the account key, and a SAS can't do it: give the key, or mount it by rclone (mount: rclone)"
             )
         if by_smb and "," in self.folder:
-            raise self.failure(f"mount.cifs can't read a credentials file in {self.place.layout.root}: its path has a comma")
+            raise self.failure(f"mount.cifs can't read a credentials file in {self.layout.root}: its path has a comma")
         self.make_target()
         self.make_folder()
         if by_smb:
@@ -189,7 +190,7 @@ class CommandMount(Mount):
         if self.task is None or self.task.status is None:
             return False
         self._forget()
-        self.place.runtime.drain([self.task], 0.5)
+        self.runtime.drain([self.task], 0.5)
         if self.task.exit_code == 0:
             if mountpoints.at(self.target) is not None:
                 return True

@@ -7,19 +7,16 @@ import os
 import re
 import socket
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 from urllib.parse import parse_qs, quote, unquote
 
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.environment import allowed
-from mlflow_batchai.agent.layout import NodeLayout
 from mlflow_batchai.agent.mounts import mountpoints
 from mlflow_batchai.agent.outcome import Failure
 from mlflow_batchai.agent.plan import Volume
 from mlflow_batchai.agent.processes.tasks import Output, Task
 from mlflow_batchai.agent.protocol import MARK_VARIABLE, NODE_VARIABLE
 from mlflow_batchai.agent.runtime import Runtime
-from mlflow_batchai.agent.transport.shipper import Shipper
 
 LAST_LINES = 10
 
@@ -53,14 +50,6 @@ class Mask:
         return _SIGNATURE.sub(r"\1***", text)
 
 
-class Place(NamedTuple):
-    """Context of a mount: this node's layout, its processes and its log."""
-
-    layout: NodeLayout
-    runtime: Runtime
-    shipper: Shipper
-
-
 class Mount:
     """One volume on this node: ``start``, then ``poll`` until it is there, in the end ``undo``.
 
@@ -72,13 +61,13 @@ class Mount:
 
     seconds = 15.0
 
-    def __init__(self, place: Place, index: int, volume: Volume, credentials: Mapping[str, str]) -> None:
-        self.place = place
+    def __init__(self, runtime: Runtime, index: int, volume: Volume, credentials: Mapping[str, str]) -> None:
+        self.runtime, self.layout = runtime, runtime.layout
         self.index = index
         self.volume = volume
         self.credentials = credentials
-        self.target = place.layout.mount_path(volume)
-        self.folder = os.path.join(place.layout.job, "volumes", str(index))
+        self.target = self.layout.mount_path(volume)
+        self.folder = os.path.join(self.layout.job, "volumes", str(index))
         self.mask = Mask(text for name, text in credentials.items() if name != "endpoint")
         self.task: Task | None = None
         self.argv: list[str] = []
@@ -109,19 +98,19 @@ class Mount:
     def failure(self, why: str, said: Sequence[str] = (), command: Sequence[str] = (), exit_code: int | None = None) -> Failure:
         """A failure to mount, as a sentence without secrets; ``said``: last lines of the command's output."""
         code, fixed = _CODES[self.volume.kind]
-        node = f"{self.place.layout.node_id} ({socket.gethostname()})"
+        node = f"{self.layout.node_id} ({socket.gethostname()})"
         sentence = f"{self.volume.title} can't be mounted on {node}: {why}"
         if command:
             sentence += f"; the command was: {' '.join(command)}"
         lines = [self.mask(line) for text in said for line in text.splitlines() if line.strip(" -\ufeff")][-LAST_LINES:]
         code_of_exit = fixed if fixed is not None else exit_code
-        return Failure(code, self.mask(sentence), node=self.place.layout.node, exit_code=code_of_exit, tail=lines)
+        return Failure(code, self.mask(sentence), node=self.layout.node, exit_code=code_of_exit, tail=lines)
 
     def tail(self) -> list[str]:
         return list(self.task.tail) if self.task else []
 
     def note(self, text: str) -> None:
-        self.place.shipper.note(f"{self.volume.title}: {self.mask(text)}")
+        self.runtime.shipper.note(f"{self.volume.title}: {self.mask(text)}")
 
     # For kinds of mounts.
 
@@ -153,7 +142,7 @@ class Mount:
                 f"{self.target} is taken by files that would be hidden; move them away, or give the volume another"
                 " relativeMountPath"
             )
-        mountpoints.note_mount(self.place.layout.root, self.target)
+        mountpoints.note_mount(self.layout.root, self.target)
         self._begun = True
 
     def make_folder(self) -> None:
@@ -168,15 +157,14 @@ class Mount:
         Raises:
             Failure: it can't be started.
         """
-        layout = self.place.layout
         environment = dict(allowed(os.environ), **variables)
         environment["LC_ALL"] = "C"  # its words are looked at
-        environment[MARK_VARIABLE] = layout.mark
-        environment[NODE_VARIABLE] = str(layout.node)
+        environment[MARK_VARIABLE] = self.layout.mark
+        environment[NODE_VARIABLE] = str(self.layout.node)
         task = Task(f"mount of {self.volume.path}", None, output)
         self.argv = argv
         try:
-            self.place.runtime.start(task, argv, environment, cwd=self.folder, helper=True, inside=False)
+            self.runtime.start(task, argv, environment, cwd=self.folder, helper=True, inside=False)
         except OSError as error:
             raise self.failure(f"{argv[0]} can't be started: {error.strerror or error}", command=argv) from None
         self.task = task

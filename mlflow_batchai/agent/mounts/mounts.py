@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from mlflow_batchai.agent.layout import NodeLayout
 from mlflow_batchai.agent.mounts import mountpoints, tools
 from mlflow_batchai.agent.mounts.commands import CommandMount
-from mlflow_batchai.agent.mounts.mount import LinkMount, Mount, Place
+from mlflow_batchai.agent.mounts.mount import LinkMount, Mount
 from mlflow_batchai.agent.outcome import Failure
 from mlflow_batchai.agent.plan import Volume
 from mlflow_batchai.agent.runtime import Runtime
@@ -66,8 +66,7 @@ class Mounts:
         Raises:
             Failure: a volume can't be mounted.
         """
-        place = Place(self._layout, self._runtime, self._shipper)
-        self._mounts = [self._make(place, index, volume) for index, volume in enumerate(self._layout.plan.volumes)]
+        self._mounts = [self._make(index, volume) for index, volume in enumerate(self._layout.plan.volumes)]
         self._check_writable()
         begun, before = time.monotonic(), self._runtime.family()
         started = {}
@@ -95,19 +94,19 @@ class Mounts:
         if real:
             self._shipper.note(f"{len(real)} volume(s) mounted in {time.monotonic() - begun:.1f} s")
 
-    def _make(self, place: Place, index: int, volume: Volume) -> Mount:
+    def _make(self, index: int, volume: Volume) -> Mount:
         credentials = self._credentials.get(str(index), {})
         if credentials and credentials.get("endpoint") != volume.endpoint:
             why = f"what opens it is for {credentials.get('endpoint')}, and the plan has {volume.endpoint} by now"
-            raise Mount(place, index, volume, credentials).failure(why)
+            raise Mount(self._runtime, index, volume, credentials).failure(why)
         how = volume.mounted_by
         if how in ("link", "bind"):
-            return LinkMount(place, index, volume, credentials)
+            return LinkMount(self._runtime, index, volume, credentials)
         if how != "rclone":
-            return CommandMount(place, index, volume, credentials)
+            return CommandMount(self._runtime, index, volume, credentials)
         from mlflow_batchai.agent.mounts.rclone import RcloneMount  # HTTP, which few agents need
 
-        rclone = RcloneMount(place, index, volume, credentials, self._find_rclone)
+        rclone = RcloneMount(self._runtime, index, volume, credentials, self._find_rclone)
         self._rclones.append(rclone)
         return rclone
 

@@ -62,7 +62,7 @@ def as_child(umask: int) -> Callable[[], None]:
 
 
 def kernel_text(path: str) -> str:
-    """A file of the kernel's; empty if it can't be read."""
+    """A small file, such as the kernel's; empty if it can't be read."""
     with contextlib.suppress(OSError), open(path, encoding="ascii", errors="replace") as file:
         return file.read()
     return ""
