@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
-import signal
-import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Callable, NamedTuple, Optional
 
+from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.agent.staging import SetupError
 
 # Where no driver is kept loaded, the first nvidia-smi loads it and looks at every GPU: 20 s with eight of them.
@@ -40,36 +38,8 @@ class Gpus(NamedTuple):
 
 
 def ask(argv: list[str], environment: Mapping[str, str], seconds: float = LISTING_SECONDS) -> tuple[int | None, str]:
-    """Run a program that may hang, for a driver that is broken can hold its processes for ever.
-
-    Returns:
-        Its exit code (None: it was killed after ``seconds``, or can't be started), and its output of both kinds.
-    """
-    try:
-        process = subprocess.Popen(
-            argv,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    except OSError as error:
-        return None, f"{argv[0]} can't be run: {error.strerror}"
-    try:
-        output, _ = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError):  # it has just ended, and was collected with the agent's other children
-            os.killpg(process.pid, signal.SIGKILL)
-        try:
-            process.wait(1.0)
-        except subprocess.TimeoutExpired:
-            pass  # it hangs in the kernel; waiting for it would hang us too
-        assert process.stdout
-        process.stdout.close()
-        command = " ".join([os.path.basename(argv[0]), *argv[1:]])
-        return None, f"{command} did not answer within {seconds:.0f} s"
-    return process.returncode, output.decode("utf-8", "replace")
+    """See ``proc.ask``."""
+    return proc.ask(argv, environment, seconds)
 
 
 def list_gpus(environment: Mapping[str, str], run: Run = ask) -> Gpus:

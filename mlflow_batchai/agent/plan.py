@@ -130,8 +130,7 @@ class Volume:
     @property
     def mounted_by(self) -> str:
         """The tool that mounts it, one of ``MOUNTED_BY``."""
-        # Plans of earlier versions name blobfuse2, whose containers rclone mounts now.
-        return "rclone" if self.how == "blobfuse2" else self.how or self.kind
+        return self.how or self.kind
 
     @property
     def by_rclone(self) -> bool:

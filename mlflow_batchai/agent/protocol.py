@@ -87,7 +87,6 @@ NODE_VARIABLE = "BATCHAI_NODE"
 # The same for an agent, which is no process of its job to those that it ends.
 AGENT_VARIABLE = "BATCHAI_AGENT"
 
-
 # The key of a record under which its signature stands; the rest of the record is what was signed.
 MAC = "mac"
 

@@ -97,25 +97,25 @@ def fetch_code(layout: NodeLayout) -> None:
 
 
 def _fetch(control: ControlShare, entry: CodeFile, target: str, umask: int) -> None:
-    source, name = object_path(entry.sha256), entry.path
+    source = object_path(entry.sha256)
     try:
         found = control.fetch(source, target)
     except FileNotFoundError:
-        sentence = "'%s' of the project is missing on the share (%s): %ssubmit again"
-        raise SetupError(sentence % (name, OBJECTS, _forget("delete", control))) from None
+        raise _missing(f"'{entry.path}' of the project", control) from None
     if found != entry.sha256:
-        raise SetupError(
-            f"'{name}' of the project is damaged on the share ({control.where(source)}):"
-            f" delete the object and {_forget('', control)}submit again"
-        )
+        raise _damaged(f"'{entry.path}' of the project", control.where(source), control)
     os.chmod(target, entry.mode & ~umask)
 
 
-def _forget(verb: str, control: ControlShare) -> str:
-    """Advice to remove the folder that says all objects are there, so that the next submit looks for each."""
-    if control.at_once == 1:
-        return ""
-    return f"{verb} the folder {TREES} there, and " if verb else f"the folder {TREES} there, and "
+def _missing(what: str, control: ControlShare) -> SetupError:
+    # The next submit looks for each object itself if nothing says that all are there.
+    forget = "" if control.at_once == 1 else f"delete the folder {TREES} there, and "
+    return SetupError(f"{what} is missing on the share ({OBJECTS}): {forget}submit again")
+
+
+def _damaged(what: str, where: str, control: ControlShare) -> SetupError:
+    forget = "" if control.at_once == 1 else f"the folder {TREES} there, and "
+    return SetupError(f"{what} is damaged on the share ({where}): delete the object and {forget}submit again")
 
 
 def link_inputs(layout: NodeLayout) -> None:
@@ -135,13 +135,9 @@ def link_inputs(layout: NodeLayout) -> None:
             try:
                 size = os.stat(source).st_size
             except FileNotFoundError:
-                sentence = "%s is missing on the share (%s): %ssubmit again"
-                raise SetupError(sentence % (name, OBJECTS, _forget("delete", layout.control))) from None
+                raise _missing(name, layout.control) from None
             if size != entry.size:
-                raise SetupError(
-                    f"{name} is damaged on the share ({source} has {size} bytes instead of {entry.size}):"
-                    f" delete the object and {_forget('', layout.control)}submit again"
-                )
+                raise _damaged(name, f"{source} has {size} bytes instead of {entry.size}", layout.control)
             os.symlink(source, target)
 
 

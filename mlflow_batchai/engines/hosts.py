@@ -31,7 +31,6 @@ POLL_PATIENCE_SECONDS = 2.0
 # How long a node may take for an answer that costs it nothing: one that hangs must not hold up a job's end for long.
 ANSWER_SECONDS = 10.0
 
-
 Outcome = Answer | ClusterError
 # A node of a handle: its name and id.
 NodeKey = tuple[str, str]

@@ -170,18 +170,18 @@ class SshMachine:
     def ask(self, verb: str, timeout: float = ASK_SECONDS, **arguments: Any) -> Answer:
         line = json.dumps({"verb": verb, "arguments": arguments}).encode()
         with self._lock:
-            fresh = self._stream is None
-            try:
-                said = self._served().ask(line, timeout)
-            except ConnectionLostError:
-                self._drop()
-                if fresh:
-                    raise
-                said = self._again(line, timeout)
-            except ClusterError:
-                # Its answer may still come; it must not be taken for that to another question.
-                self._drop()
-                raise
+            again = self._stream is not None
+            while True:
+                try:
+                    self._stream = self._stream or self._serve()
+                    said = self._stream.ask(line, timeout)
+                    break
+                except ClusterError as error:
+                    # Its answer may still come; it must not be taken for that to another question.
+                    self._drop()
+                    if not (again and isinstance(error, ConnectionLostError)):
+                        raise
+                    again = False
         answer: Answer = json.loads(said)
         if "error" in answer:
             raise ClusterError(f"{self.title}: {answer['error']}")
@@ -194,19 +194,6 @@ class SshMachine:
         if line is not None and folder:
             line = f"cd {shlex.quote(folder)} && {line}"
         return ShellCommand(ssh_command(self.connection.target, line, forwards, terminal), None)
-
-    def _again(self, line: bytes, timeout: float) -> bytes:
-        try:
-            said: bytes = self._served().ask(line, timeout)
-            return said
-        except ClusterError:
-            self._drop()
-            raise
-
-    def _served(self) -> Stream:
-        if self._stream is None:
-            self._stream = self._serve()
-        return self._stream
 
     def _serve(self) -> Stream:
         """Start what answers us; the archive is sent if it isn't there."""

@@ -38,14 +38,12 @@ AGAIN_SECONDS = 1.0
 # How long a process that ends waits for a disk that is full.
 LAST_SECONDS = 5.0
 
-
 # A line, and the names of the points in it.
 _Line = tuple[bytes, Sequence[str]]
 # Names in one record of what was dropped.
 _MOST_NAMES = 1000
 
 _encoder = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
-
 
 _LONGEST_EXAMPLE = 128 << 10
 _RANK_VARIABLES = ("BATCHAI_RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK")

@@ -14,8 +14,6 @@ from mlflow_batchai.agent.runtime import Runtime
 
 # How long an agent that has nothing else to do waits for the end of it.
 PATIENCE_SECONDS = 2.0
-# Letters of the packages that are told: a longer line would come in pieces.
-MOST_LETTERS = 50000
 
 
 class Inventory:
@@ -66,12 +64,6 @@ def main(arguments: list[str]) -> int:
         # The first of a name is the one that is imported.
         if name and distribution.version:
             found.setdefault(name, distribution.version)
-    room, packages = MOST_LETTERS, []
-    for pair in sorted(found.items(), key=lambda pair: pair[0].lower()):
-        text = "{}=={}".format(*pair)
-        room -= len(json.dumps(text)) + 2
-        if room < 0:
-            break
-        packages.append(text)
+    packages = ["{}=={}".format(*pair) for pair in sorted(found.items(), key=lambda pair: pair[0].lower())]
     print(json.dumps({"python": platform.python_version(), "packages": packages}))
     return 0

@@ -35,7 +35,6 @@ MOST_BYTES = 1 << 30
 # The end of a folder's name that is a content key.
 _KEY = re.compile(r"-(tensorflow|torch)-[^-/]+-[0-9a-f]{8}$")
 
-
 _HAS_NCCL = """import horovod.%s as hvd
 if not hvd.nccl_built():
     raise SystemExit("it was built without NCCL, and this node has GPUs")

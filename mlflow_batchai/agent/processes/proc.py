@@ -11,8 +11,9 @@ import math
 import os
 import signal
 import socket
+import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
 try:
@@ -251,6 +252,39 @@ def parent(pid: int) -> int | None:
         return int(_stat(pid)[1])
     except (FileNotFoundError, ProcessLookupError):
         return None
+
+
+def ask(argv: Sequence[str], environment: Mapping[str, str], seconds: float) -> tuple[int | None, str]:
+    """Run a program that may hang: what it asks (a driver, a file server) can hold its processes for ever.
+
+    Returns:
+        Its exit code (None: it was killed after ``seconds``, or can't be started), and its output of both kinds.
+    """
+    try:
+        process = subprocess.Popen(
+            argv,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        return None, f"{argv[0]} can't be run: {error.strerror}"
+    try:
+        output, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(OSError):  # it has just ended, and was collected with the agent's other children; or is root's
+            os.killpg(process.pid, signal.SIGKILL)
+        try:
+            process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            process.returncode = -signal.SIGKILL  # it hangs in the kernel; waiting for it would hang us too
+        assert process.stdout
+        process.stdout.close()
+        command = " ".join([os.path.basename(argv[0]), *argv[1:]])
+        return None, f"{command} did not answer within {seconds:.0f} s"
+    return process.returncode, output.decode("utf-8", "replace")
 
 
 def reap() -> dict[int, int]:

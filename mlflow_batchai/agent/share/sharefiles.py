@@ -38,7 +38,6 @@ _WORDS = {
 # Of a share by REST: its sentence says all, and who isn't let in is waited for longer (``peers.REFUSED_SECONDS``).
 _DEFINITE_BY_REST = (errno.ENOSPC, errno.ENOENT)
 
-
 PATIENCE_SECONDS = 60.0
 # Writers that say more than can be read must not keep an agent from saying something itself: others would think it gone.
 ROUNDS_SECONDS = 5.0

@@ -28,7 +28,6 @@ from mlflow_batchai.agent.transport.logfiles import EXECUTION, LogFiles, log_rec
 MOST = 4096
 MOST_AT_ONCE = 256
 
-
 # How often it is looked whether the share still has what it took in the last minutes, and how much is kept for that: a server
 # that crashes may lose what it has acknowledged (nfs(5): async), and somebody may remove a file.
 CHECK_SECONDS, RECENT_SECONDS = 5.0, 120.0

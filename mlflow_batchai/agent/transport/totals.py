@@ -25,7 +25,6 @@ SHAPE: records.Shape = {
     "unsent": records.is_count,
 }
 
-
 _LOG_NAME = re.compile(r"(execution|std(out|err))(-[a-z0-9_-]{1,100})?\.(txt|log)")
 
 

@@ -20,7 +20,6 @@ _OURS = tuple(
     os.path.dirname(os.path.abspath(path)) + os.sep for path in (mlflow.__file__, os.path.dirname(os.path.abspath(__file__)))
 )
 
-
 # What AbstractStore itself makes of the calls that a store answers.
 _INHERITED = frozenset(
     [
