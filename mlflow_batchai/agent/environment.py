@@ -24,7 +24,6 @@ TRACKING_URI = "batchai://job"
 
 
 def allowed(environment: Mapping[str, str]) -> dict[str, str]:
-    """The part of a node's own environment that processes of a job may see."""
     return {name: value for name, value in environment.items() if _ALLOWED.fullmatch(name)}
 
 
@@ -60,9 +59,6 @@ def in_container(environment: Mapping[str, str], image: Mapping[str, str]) -> di
     """Variables of the node that processes in a container see: proxies, and what its network needs.
 
     All else describes what lies on the node (PATH, libraries, locales): there the image's own counts.
-
-    Args:
-        image: the environment that the container gives every process.
     """
     return {**{name: value for name, value in environment.items() if _WAY_OUT.fullmatch(name)}, **image}
 

@@ -74,7 +74,6 @@ class NodeLayout:
         self.artifacts = self.on_mount(self.paths.artifacts)
 
     def on_mount(self, path: str) -> str:
-        """Absolute path on this node, through the mount, of a path on the control share."""
         return os.path.join(self.mounted_share, *path.split("/"))
 
     def input_path(self, staged: StagedInput) -> str:
@@ -103,7 +102,6 @@ class NodeLayout:
         }
 
     def directories(self) -> dict[str, str]:
-        """AZ_BATCHAI_INPUT_<ID>, AZ_BATCHAI_OUTPUT_<ID> and AZ_BATCHAI_STDOUTERR_DIR, absolute."""
         roots = self.roots()
         found = {"AZ_BATCHAI_STDOUTERR_DIR": self.mounted_stdouterr}
         for directory in self.plan.input_directories:
@@ -117,7 +115,6 @@ class NodeLayout:
         return found
 
     def service_variables(self, addresses: Sequence[str], gpus: int) -> dict[str, str]:
-        """Every variable that the service sets for the job's processes, whatever the framework."""
         found = self.roots()
         found.update(self.directories())
         found.update(

@@ -136,7 +136,6 @@ class Listener(socketserver.TCPServer):
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening; may be called twice."""
         self.shutdown()
         self.server_close()
 

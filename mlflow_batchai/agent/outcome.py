@@ -74,7 +74,6 @@ class Failure(Exception):
         self.details = [list(detail) for detail in details]
 
     def as_record(self) -> dict[str, Any]:
-        """Fields of a ``failed`` record."""
         return {
             "code": self.code,
             "message": str(self),
@@ -109,13 +108,11 @@ class Failure(Exception):
         )
 
     def as_error(self) -> dict[str, Any]:
-        """Batch AI's error: code, message, details of names and values."""
         rank = [] if self.rank is None else [("rank", str(self.rank))]
         details = [(name, value) for name, value in self.details]
         return protocol.error_record(self.code, [("node", str(self.node)), *rank, *details, ("message", str(self))])
 
     def reason(self, lines: int = 20) -> str:
-        """The sentence, and the last lines of what failed."""
         # What the sentence has said already isn't said twice.
         tail = "\n".join(line for line in self.tail[-lines:] if len(line) < SHORT_LINE or line.strip() not in str(self))
         return f"{self}\n{tail}" if tail else str(self)

@@ -100,7 +100,6 @@ def open_up_tree(root: str, path: Sequence[str]) -> None:
 
     Args:
         root: the share's, whose bits are given.
-        path: the names that lead from there to the folder.
 
     Raises:
         OSError: the folder can't be reached.

@@ -86,7 +86,6 @@ def set_queue_node(root: str, keeper: str) -> None:
 
 
 def identity(root: str) -> str | None:
-    """The node's id, or None if it has none yet."""
     return _read(os.path.join(os.path.expanduser(root), "id"))
 
 

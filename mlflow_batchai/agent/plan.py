@@ -37,8 +37,6 @@ class PlanError(ValueError):
 
 @dataclass(frozen=True)
 class Variable:
-    """An environment variable of a document."""
-
     name: str
     value: str
 
@@ -370,7 +368,6 @@ class Plan:
 
     @property
     def least_nodes(self) -> int:
-        """Number of nodes that are enough for an attempt after the first."""
         return self.min_nodes or self.node_count
 
     @property
@@ -379,7 +376,6 @@ class Plan:
         return bool(self.retries or self.low_priority)
 
     def record(self) -> Record:
-        """The plan as ``plan.json`` has it."""
         whole: Any = Plan
         return {key: plain(getattr(self, name)) for name, key, _, _ in _fields(whole) if name not in _OF_ATTEMPT}
 
@@ -417,14 +413,7 @@ def read_plan(record: object) -> Plan:
 
 
 def read(part: type[Part], record: object, where: str = "") -> Part:
-    """A part of a plan from plain data.
-
-    Args:
-        where: its key, for messages.
-
-    Raises:
-        PlanError: a key is missing, or has a value of another kind.
-    """
+    """A part of a plan from plain data. Raises PlanError: a key is missing, or has a value of another kind."""
     if not isinstance(record, collections.abc.Mapping):
         raise PlanError("%s is no object" % (where or "the plan"))
     values = {}

@@ -55,7 +55,6 @@ def list_of(check: Check) -> Check:
 
 
 def is_pair_of_counts(value: object) -> bool:
-    """Whether it is a list of two whole numbers that are not below zero."""
     return isinstance(value, list) and len(value) == 2 and all(map(is_count, value))
 
 

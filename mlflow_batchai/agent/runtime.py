@@ -42,7 +42,6 @@ class Runtime:
 
     Attributes:
         held: file descriptors that ranks have to inherit, once the node is ours (``Reservation.acquire``).
-        container: the job's, once it runs: tasks are started in it.
         reported_models: what ranks said of saved models, the last of each path.
         trials: by its path what rank 0 said of a saved model that it has had tried, the last.
         registry: ``username`` and ``password`` for its image, or None.

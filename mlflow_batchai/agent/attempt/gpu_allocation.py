@@ -18,12 +18,7 @@ from mlflow_batchai.agent.staging import SetupError
 
 
 class GpuAllocation:
-    """A node's GPUs during an attempt.
-
-    Args:
-        part: (i, n): this node is the i-th of n on its machine.
-        wait: passes a moment; is told whether the job is still to start; raises what is to end the attempt.
-    """
+    """A node's GPUs during an attempt."""
 
     def __init__(self, peers: Peers, part: gpus.Part, wait: Callable[[bool], None]) -> None:
         self.own = gpus.Gpus([], "")
@@ -32,7 +27,6 @@ class GpuAllocation:
         self._wait = wait
 
     def find(self) -> list[str]:
-        """Find the node's GPUs; a driver that is just being loaded takes its time."""
         wanted, name = self._layout.plan.gpus_per_node, self._layout.node_id
         errors: list[SetupError] = []
 

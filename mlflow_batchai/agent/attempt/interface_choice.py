@@ -84,7 +84,6 @@ class InterfaceChoice:
         self.shipper.note(f"network interface: {own['name']} ({own['address']})")
 
     def _choose(self, announces: list[Record], wait: Callable[[], None]) -> list[Interface]:
-        """On node 0: choose and publish the interfaces, after all other nodes have reported which they reach."""
         names = [f"{node_id(node)} ({announce['host']})" for node, announce in enumerate(announces)]
         for name, announce in zip(names, announces):
             if not announce["interfaces"]:
@@ -111,7 +110,6 @@ class InterfaceChoice:
         )
 
     def _report(self, announces: list[Record], wait: Callable[[], None]) -> list[Interface]:
-        """Another node: tell node 0 which of its interfaces this node reaches, and wait for the choice."""
         findings = self._try(announces[0], announces[self.layout.node]["interfaces"], wait)
         self.shipper.keep_saying("reached", node=self.layout.node, findings=findings)
         while True:

@@ -36,11 +36,7 @@ class Launch:
         self._slots = [slot for slot in ranks.slots_of(self._plan, counts) if slot.node == self._layout.node]
 
     def serve(self) -> tuple[str, int]:
-        """Node 0: prepare what the ranks meet at; its address and port, port 0 where the framework needs none.
-
-        Raises:
-            Failure: it did not start.
-        """
+        """Node 0: prepare what the ranks meet at; its address and port, port 0 where the framework needs none."""
         sizes = ranks.spread(self._plan.process_count, self._counts)
         return self._framework.serve(self._peers.addresses(), sizes, self._start_server)
 
@@ -69,7 +65,6 @@ class Launch:
                 )
 
     def start(self, rendezvous: Mapping[str, Any]) -> None:
-        """Start this node's ranks."""
         layout = self._layout
         for slot in self._slots:
             task = logged_task(self._shipper, f"rank {slot.rank}", slot.rank)
@@ -91,9 +86,6 @@ class Launch:
 
         A node without ranks (customToolkit on several nodes) stays taken until node 0's command has ended; node 0 itself, if it
         has none, waits for the others later.
-
-        Raises:
-            Failure: one has not.
         """
         running = len(self._slots)
         while running or (not self._slots and self._layout.node and not self._peers.done):

@@ -66,9 +66,6 @@ def goes_on(verdict: Record, plan: Plan, attempt: int) -> Record:
 
     That is in the queue again, as after a requeue, with what failed kept: ``retry`` is true, ``retriesLeft`` what the next
     attempt has.
-
-    Args:
-        plan: the attempt's (``plan_of``).
     """
     codes = {error["code"] for error in verdict["errors"]}
     if verdict["executionState"] != protocol.FAILED or verdict["terminated"] or codes & _FINAL:

@@ -47,9 +47,6 @@ class Preparation:
         """Absolute path of the interpreter that trains; in a container the image's, empty if it has none.
 
         With a job preparation it is in an environment of the job's own, which ``job_preparation`` makes.
-
-        Raises:
-            Failure: it isn't there, or its environment can't be built.
         """
         environment = self.plan.environment
         if self.runtime.container:
@@ -128,7 +125,6 @@ class Preparation:
             )
 
     def _run(self, argv: list[str], environment: Mapping[str, str], name: str) -> Task:
-        """For trainenv: one command of the environment's build, its output in the preparation's log."""
         task = logged_task(self.shipper, name)
         self.runtime.start(task, argv, dict(self._variables(), **environment), cwd=self.layout.temp)
         self.runtime.run_to_end(task, self._check)

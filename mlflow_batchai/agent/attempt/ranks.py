@@ -31,7 +31,6 @@ def spread(process_count: int, gpus: Sequence[int]) -> list[int]:
 
 
 def assign(sizes: Sequence[int]) -> list[Slot]:
-    """Every rank's slot, in rank order, node by node, from the number of ranks on each node."""
     slots: list[Slot] = []
     for node, local_size in enumerate(sizes):
         for local_rank in range(local_size):
@@ -93,7 +92,6 @@ class Known(NamedTuple):
     """Facts about a node and its job from which the variables of its ranks are made.
 
     Attributes:
-        secrets: variable -> value.
         image: in a container, the environment that it gives every process.
         below: the folder of the interpreter that the training one is made over; empty: it is no job's own.
     """
@@ -112,7 +110,6 @@ def argv(plan: Plan) -> list[str]:
 
 
 def job_variables(layout: NodeLayout, known: Known, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of job preparation and helpers."""
     return job_environment(
         layout,
         known.environment,

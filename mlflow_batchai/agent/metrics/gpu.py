@@ -75,7 +75,6 @@ class GpuMeter:
 
 
 def values(text: str, ids: Sequence[str]) -> Values:
-    """The metrics of some GPUs from nvidia-smi's table of ``FIELDS``: those that each can say."""
     found: Values = {}
     for line in text.splitlines():
         columns = [column.strip() for column in line.split(",")]

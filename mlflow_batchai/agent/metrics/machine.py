@@ -23,7 +23,6 @@ class Machine:
     """The meter of one node; values of processors are over the time since the call before, of the network since the start.
 
     Args:
-        disk: a folder on the disk that the node's jobs fill.
         links: a folder with an entry for each network interface.
     """
 
@@ -172,7 +171,6 @@ def counted(names: list[str], links: str) -> list[str]:
 
 
 def _lowest(folders: Iterable[str], limit_of: Callable[[str], float | None], most: float) -> tuple[str, float] | None:
-    """The control group with the lowest limit below ``most``, and the limit."""
     limits = [(folder, limit) for folder in folders for limit in [limit_of(folder)] if limit and limit < most]
     return min(limits, key=lambda each: each[1], default=None)
 

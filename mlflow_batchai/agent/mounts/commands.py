@@ -60,7 +60,6 @@ class Kind(NamedTuple):
     instead: str = ""
 
     def explain(self, said: str, volume: Volume) -> str:
-        """Cause and remedy of a command's output; empty: the output has to speak for itself."""
         return next((self.sentence(means, volume) for pattern, means in self.said if re.search(pattern, said)), "")
 
     def sentence(self, template: str, volume: Volume) -> str:
@@ -73,11 +72,7 @@ def credentials_file(folder: str) -> str:
 
 
 def write_credentials(path: str, account: str, key: str) -> None:
-    """A credentials file of mount.cifs (and smbclient -A), for its owner only.
-
-    Raises:
-        OSError: it is there already, or can't be written.
-    """
+    """A credentials file of mount.cifs (and smbclient -A), for its owner only."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         os.fchmod(descriptor, 0o600)

@@ -82,7 +82,6 @@ class Mount:
         raise NotImplementedError
 
     def late(self) -> Failure:
-        """The failure of a mount that was not there in time."""
         raise NotImplementedError
 
     def undo(self) -> str:
@@ -124,11 +123,7 @@ class Mount:
             )
 
     def make_target(self) -> None:
-        """The directory that is mounted over, empty; a link that an earlier job left there goes.
-
-        Raises:
-            Failure: something else is there.
-        """
+        """The directory that is mounted over, empty; a link that an earlier job left there goes."""
         self.check_unmounted()
         if os.path.islink(self.target):
             os.unlink(self.target)
@@ -152,11 +147,7 @@ class Mount:
         os.chmod(self.folder, 0o700)
 
     def run(self, argv: list[str], variables: Mapping[str, str], output: Output) -> None:
-        """Start the process that mounts, with the node's variables that a job may see, the job's mark and these.
-
-        Raises:
-            Failure: it can't be started.
-        """
+        """Start the process that mounts, with the node's variables that a job may see, the job's mark and these."""
         environment = dict(allowed(os.environ), **variables)
         environment["LC_ALL"] = "C"  # its words are looked at
         environment[MARK_VARIABLE] = self.layout.mark

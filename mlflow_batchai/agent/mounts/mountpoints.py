@@ -128,7 +128,6 @@ def _commands(mounted: Mounted, lazy: bool) -> list[list[str]]:
 
 
 def _run(argv: Sequence[str]) -> str:
-    """Run a command; its output if it failed, else empty."""
     code, output = proc.ask(argv, os.environ, STEP_SECONDS)
     if code == 0:
         return ""

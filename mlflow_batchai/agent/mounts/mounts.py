@@ -37,7 +37,6 @@ class Mounts:
     Args:
         credentials: index of a volume, as text -> ``{"key": account key}`` or ``{"sas": text}``, with the ``endpoint`` that
             it is for.
-        control: where a tool comes from that the client has sent.
     """
 
     def __init__(

@@ -82,7 +82,6 @@ class RcloneMount(Mount):
         return bool(permits) and not set(permissions) <= set(permits)
 
     def command(self, rclone: str) -> list[str]:
-        """The argv, a pure function of plan and node."""
         argv = [
             rclone,
             "mount",
@@ -253,7 +252,6 @@ class Probe(threading.Thread):
     A thread, since any of it may hang. It ends when the mount is there or can't be.
 
     Args:
-        remote: what is mounted, as rclone names it.
         by_proxy: whether it is reached by a proxy only.
 
     Attributes:

@@ -98,11 +98,7 @@ def clean_environment() -> dict[str, str]:
 
 
 def sent_rclone(root: str, sent: Tool, fetch: Callable[[str, str], str]) -> str:
-    """The rclone that the client put among the share's objects: fetched once a node, and checked.
-
-    Raises:
-        ToolError: it isn't there, or not what its hash says.
-    """
+    """The rclone that the client put among the share's objects: fetched once a node, and checked."""
     folder = os.path.join(root, "tools")
     path = os.path.join(folder, "rclone-" + sent.sha256[:16])
     os.makedirs(folder, exist_ok=True)

@@ -84,14 +84,7 @@ class Task:
         stdin: bool = False,
         umask: int = PRIVATE,
     ) -> None:
-        """Start it.
-
-        Args:
-            stdin: whether it gets a pipe as standard input (closed when the agent goes) instead of nothing.
-
-        Raises:
-            OSError: the program can't be started.
-        """
+        """Start it; ``stdin``: whether it gets a pipe as standard input (closed when the agent goes) instead of nothing."""
         self._process = subprocess.Popen(
             list(argv),
             cwd=cwd,

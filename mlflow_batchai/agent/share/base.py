@@ -156,7 +156,6 @@ class ControlShare(abc.ABC):
         return
 
     def names(self, path: str) -> list[str]:
-        """The names in a directory; none if it isn't there."""
         return [entry.name for entry in self.entries(path)]
 
 

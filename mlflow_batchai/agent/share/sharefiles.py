@@ -177,8 +177,6 @@ class SegmentReader:
 
 
 class SegmentReaders:
-    """Read the segments of several writers."""
-
     def __init__(self, followers: Mapping[int, SegmentReader], attempt: Attempt, at_once: int) -> None:
         self._followers = followers
         self._attempt = attempt

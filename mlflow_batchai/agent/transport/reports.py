@@ -107,7 +107,6 @@ class ReportReader:
         return sorted({file.rank for file in self._files.values() if file.rank is not None and file.is_empty})
 
     def _look(self) -> None:
-        """Open the files that are new; others may have gone."""
         try:
             with os.scandir(self._folder) as entries:
                 named = [entry for entry in entries if entry.name.startswith("report-")]
@@ -174,7 +173,6 @@ class _File:
         self._inside = False
 
     def lines(self) -> list[bytes]:
-        """Whole lines that have come, up to a limit."""
         try:
             data = b"" if self.is_read else os.pread(self._descriptor, PIECE, self.offset)
         except OSError:  # a disk that fails
