@@ -49,6 +49,19 @@ class Place(NamedTuple):
     port: int | None
 
 
+class Known(NamedTuple):
+    """A node as it is known before it is asked what it does.
+
+    Attributes:
+        lost: why it can't be asked.
+        trouble: why no job can be sent to it, or nothing.
+    """
+
+    place: Place
+    lost: ClusterError | None = None
+    trouble: str = ""
+
+
 class NodeReport(NamedTuple):
     """One node.
 

@@ -17,10 +17,8 @@ from typing import Any, ClassVar
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.plan import plain
 from mlflow_batchai.agent.reservation.agents import ARRIVAL_SECONDS
-from mlflow_batchai.engines import asking
-from mlflow_batchai.engines.asking import Known
 from mlflow_batchai.engines.base import Handle, Needs, NodeCommand, Poll, PollState, StartRequest, other_engine, unknown_poll
-from mlflow_batchai.engines.census import Census, Place
+from mlflow_batchai.engines.census import Census, Known, Place, Said, work_out
 from mlflow_batchai.engines.machines import Answer, Node
 from mlflow_batchai.engines.parallel import at_once, in_background
 from mlflow_batchai.errors import ClusterError
@@ -65,10 +63,41 @@ class Hosts:
         return [""] * len(places)
 
     def census(self) -> Census:
-        return asking.census(self._nodes, self._known(), self._book, self._each)
+        # One question a machine, and one for the queue to the first node.
+        known = self._known()
+        groups: dict[int, list[int]] = {}
+        for index, node in enumerate(self._nodes):
+            if known[index].lost is None:
+                groups.setdefault(id(node.machine), []).append(index)
+        calls: list[Callable[[], Answer]] = []
+        if known[0].lost is None:
+            calls.append(functools.partial(self._nodes[0].machine.ask, "listing", book=self._book))
+        for group in groups.values():
+            roots = [self._nodes[index].root for index in group]
+            calls.append(functools.partial(self._nodes[group[0]].machine.ask, "census", roots=roots))
+        answers = self._each(calls)
+        listed = answers.pop(0) if known[0].lost is None else {"reservations": []}
+        if isinstance(listed, ClusterError):
+            raise listed
+        said: list[Said] = [one.lost or ClusterError("") for one in known]
+        for group, answer in zip(groups.values(), answers, strict=True):
+            for position, index in enumerate(group):
+                if isinstance(answer, ClusterError):
+                    said[index] = answer
+                else:
+                    told = answer["nodes"][position]
+                    said[index] = {**told, "id": self._nodes[index].id or told["id"]}
+        found = work_out([one.place for one in known], said, [one.trouble for one in known], listed["reservations"])
+        return found if known[0].lost is None else found._replace(trouble=str(known[0].lost))
 
     def admit(self, count: int) -> None:
-        asking.admit(self._nodes, count, self._each)
+        calls = [
+            functools.partial(node.machine.ask, "drain", root=node.root, drained=index >= count)
+            for index, node in enumerate(self._nodes)
+        ]
+        errors = [str(said) for said in self._each(calls) if isinstance(said, ClusterError)]
+        if errors:
+            raise ClusterError("; ".join(errors))
 
     def _known(self) -> Sequence[Known]:
         """The nodes, before they are asked what they do."""
@@ -106,7 +135,7 @@ class Hosts:
     def submit(self, request: StartRequest) -> Handle:
         usable = {node.id: node for node in self._usable(request.node_count)}
         asked = time.monotonic()
-        reservation = asking.reserve(usable, self._nodes[0].machine, self._book, request, self._each)
+        reservation = self._reserve(usable, request)
         chosen = [usable[identity] for identity in reservation["nodes"]]
         handle: dict[str, Any] = {
             "engine": self.kind,
@@ -150,6 +179,31 @@ class Hosts:
                 )
             undo.pop_all()
         return handle
+
+    def _reserve(self, usable: Mapping[str, Node], request: StartRequest) -> Answer:
+        """Reserve nodes, after asking them which earlier reservations have ended: only they can know."""
+        first = self._nodes[0].machine
+        earlier = first.ask("listing", book=self._book)["reservations"]
+        calls = []
+        for identity, node in usable.items():
+            asked = [(reservation["number"], reservation["age"]) for reservation in earlier if identity in reservation["nodes"]]
+            calls.append(functools.partial(node.machine.ask, "ended", root=node.root, asked=asked))
+        ended, drained = {}, []
+        for identity, said in zip(usable, self._each(calls), strict=True):
+            if isinstance(said, ClusterError):
+                raise said
+            ended[identity] = said["ended"]
+            drained += [identity] if said["drained"] else []
+        return first.ask(
+            "reserve",
+            book=self._book,
+            nodes=list(usable),
+            job=request.mark,
+            count=request.node_count,
+            ended=ended,
+            drained=drained,
+            folder=request.folder,
+        )
 
     def _queue_node(self) -> str:
         """The id of the node that keeps the queue; nothing where no other book could be used by mistake."""

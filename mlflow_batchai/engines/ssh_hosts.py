@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 from mlflow_batchai.agent.place import OTHER_QUEUE
 from mlflow_batchai.documents.cluster import ClusterDocument
-from mlflow_batchai.engines.asking import Known
 from mlflow_batchai.engines.base import CheckResult, Handle, Needs
-from mlflow_batchai.engines.census import Place
+from mlflow_batchai.engines.census import Known, Place
 from mlflow_batchai.engines.hosts import Hosts
 from mlflow_batchai.engines.machines import Answer, Node, SshMachine
 from mlflow_batchai.engines.registry import Site

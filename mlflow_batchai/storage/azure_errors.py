@@ -26,33 +26,27 @@ LARGEST_SKEW_SECONDS = 600.0
 EXISTS = frozenset(("ResourceAlreadyExists", "ResourceTypeMismatch", "ShareAlreadyExists"))
 
 # https://learn.microsoft.com/rest/api/storageservices/file-service-error-codes and .../common-rest-api-error-codes
-BY_CODE = {
-    **dict.fromkeys(("ShareBeingDeleted", "ShareDisabled"), "the share is being deleted, or is disabled ({code})"),
-    **dict.fromkeys(FULL, "the share is full; delete from it, or raise its quota"),
-    **dict.fromkeys(
-        ("ServerBusy", "OperationTimedOut", "InternalError", "TooManyRequests"),
-        "the storage account is too busy ({code}); try again later",
+_SENTENCES: dict[str | tuple[str, ...], str] = {
+    ("ShareBeingDeleted", "ShareDisabled"): "the share is being deleted, or is disabled ({code})",
+    FULL: "the share is full; delete from it, or raise its quota",
+    ("ServerBusy", "OperationTimedOut", "InternalError", "TooManyRequests"): (
+        "the storage account is too busy ({code}); try again later"
     ),
-    **dict.fromkeys(
-        ("SharingViolation", "FileLockConflict", "DeletePending", "ClientCacheFlushDelay", "CannotDeleteFileOrDirectory"),
-        "another process holds it open or is deleting it ({code}); try again when that has ended",
+    ("SharingViolation", "FileLockConflict", "DeletePending", "ClientCacheFlushDelay", "CannotDeleteFileOrDirectory"): (
+        "another process holds it open or is deleting it ({code}); try again when that has ended"
     ),
-    **dict.fromkeys(
-        ("InvalidResourceName", "InvalidFileOrDirectoryPathName", "InvalidUri", "RequestUrlFailedToParse", "OutOfRangeInput"),
-        "that can't be a name on an Azure file share ({code}); rename it",
+    ("InvalidResourceName", "InvalidFileOrDirectoryPathName", "InvalidUri", "RequestUrlFailedToParse", "OutOfRangeInput"): (
+        "that can't be a name on an Azure file share ({code}); rename it"
     ),
     "ResourceTypeMismatch": "a file lies where a folder is wanted, or a folder where a file is; remove it",
     "AccountIsDisabled": "the storage account '{account}' is disabled; enable it, or use another one",
     "KeyBasedAuthenticationNotPermitted": "the storage account '{account}' takes no keys; log in (az login) and give no key",
-    **dict.fromkeys(
-        NOT_PERMITTED,
-        "the {kind} lacks the permission for this ({code}); {grant}",
-    ),
-    **dict.fromkeys(
-        ("AuthorizationFailure", "AuthorizationProtocolMismatch", "AuthorizationSourceIPMismatch"),
-        "the account refuses this machine or this request ({code}): look at its network rules, or at those of the SAS",
+    NOT_PERMITTED: "the {kind} lacks the permission for this ({code}); {grant}",
+    ("AuthorizationFailure", "AuthorizationProtocolMismatch", "AuthorizationSourceIPMismatch"): (
+        "the account refuses this machine or this request ({code}): look at its network rules, or at those of the SAS"
     ),
 }
+BY_CODE = {code: said for codes, said in _SENTENCES.items() for code in ((codes,) if isinstance(codes, str) else codes)}
 _REFUSED = (
     "storage account '{account}' refused the {kind} ({code}): it is wrong, was renewed, or of another account; correct it"
 )

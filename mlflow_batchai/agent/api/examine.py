@@ -23,7 +23,7 @@ from mlflow_batchai.agent.environment import allowed
 from mlflow_batchai.agent.environments import trainenv
 from mlflow_batchai.agent.mounts import tools
 from mlflow_batchai.agent.plan import Container, Tool, Volume, read
-from mlflow_batchai.agent.share import is_address, open_control
+from mlflow_batchai.agent.share import is_web_address, open_control
 from mlflow_batchai.agent.staging import SetupError
 
 Answer = dict[str, Any]
@@ -139,7 +139,7 @@ def offer(share: str, identity: str, path: str, sas: str | None = None) -> Answe
         except OSError as error:
             # Whatever the permissions say, a server may map this user to nobody.
             reason, why = _WRITE_REASONS.get(error.errno or 0, "failed"), error.strerror or str(error)
-    return {"trouble": reason, "why": why, "filesystem": "Azure Files" if is_address(share) else place.filesystem(share)}
+    return {"trouble": reason, "why": why, "filesystem": "Azure Files" if is_web_address(share) else place.filesystem(share)}
 
 
 def listen(token: str, interface: str | None, seconds: float) -> Answer:
