@@ -218,8 +218,6 @@ class Peers:
         self._failures.append(failure)
         raise Stop("peer", str(failure))
 
-    # Node 0, at the end.
-
     def failures(self) -> list[Failure]:
         with contextlib.suppress(Stop):
             self._listen()

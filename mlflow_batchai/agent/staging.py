@@ -217,19 +217,6 @@ def write_python(layout: NodeLayout, python: str) -> None:
     os.chmod(path, 0o700)
 
 
-def locate(layout: NodeLayout, path: str) -> tuple[int, str] | None:
-    """(index of the volume, path in it) of a file on the node, or None if it lies on no volume of the plan."""
-    for candidate in (os.path.abspath(path), os.path.realpath(path)):
-        for index, volume in enumerate(layout.plan.volumes):
-            roots = [layout.mount_path(volume)]
-            if volume.kind == "link" or volume.how == "bind":
-                roots.append(os.path.realpath(volume.source))
-            for root in roots:
-                if candidate.startswith(root + os.sep):
-                    return index, os.path.relpath(candidate, root).replace(os.sep, "/")
-    return None
-
-
 def copy_logs(layout: NodeLayout) -> None:
     """Copy the logs to stdOutErrPathPrefix at the end, if that lies on another volume than the job folder."""
     prefix = layout.plan.log_copy_prefix

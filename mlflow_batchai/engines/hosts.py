@@ -329,8 +329,6 @@ class Hosts:
         self._asked.clear()
         self._said.clear()
 
-    # Small things.
-
     def _arguments(self, request: StartRequest, index: int, node: Node) -> list[str]:
         return [
             f"--share={self._share}",

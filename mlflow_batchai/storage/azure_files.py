@@ -107,8 +107,6 @@ class AzureFilesShare:
     def _errors(self, full: str) -> contextlib.AbstractContextManager[None]:
         return translated(self.location._replace(folder=""), self._credential, full)
 
-    # Reading.
-
     def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
         full = self._full(path)
         if length == 0:
@@ -237,8 +235,6 @@ class AzureFilesShare:
         except ShareNotFoundError:
             return []
         return sorted(entry for entry in found if not entry.name.startswith(TEMPORARY) and entry.name != STRAY)
-
-    # Writing.
 
     def write(self, path: str, data: bytes) -> None:
         self.send(path, io.BytesIO(data), len(data))

@@ -114,8 +114,6 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
         worker_epochs = state.get("worker_epochs", found.epochs_done)
         return {"epochs_done": found.epochs_done, "batches": found.batches, "worker_epochs": worker_epochs}
 
-    # --- what Keras calls -------------------------------------------------------------------------------------------
-
     def on_train_begin(self, logs: Any = None) -> None:
         """Take SIGTERM from now on; raise RuntimeError if ``restore`` was not called."""
         if self._compiled_rate is None:
@@ -158,8 +156,6 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
             self._end()
         self._give_back()
 
-    # --- saving -----------------------------------------------------------------------------------------------------
-
     def _save_if_told(self) -> None:
         if self._told is None:
             return
@@ -185,8 +181,6 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
             self._saved = None
         else:
             self._saved = f"{after} as {os.path.basename(path)}"
-
-    # --- SIGTERM ----------------------------------------------------------------------------------------------------
 
     def _take(self, number: int, frame: Any) -> None:
         if self._told is None:

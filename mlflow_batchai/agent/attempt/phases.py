@@ -86,8 +86,6 @@ class Phases:
         self.mounts.drain()
         self._await_the_others()
 
-    # Steps.
-
     def _announce(self) -> None:
         record = {
             "node": self.layout.node,
@@ -198,16 +196,12 @@ class Phases:
                 node=0,
             )
 
-    # After the ranks.
-
     def check_model(self) -> Stop | None:
         """Node 0: have the job's model loaded and tried; what has ended that before its time, if something did."""
         # Node 0 alone needs it, at the end: until then it would cost memory.
         from mlflow_batchai.agent.attempt.model_check import ModelCheck
 
         return ModelCheck(self.runtime, self.peers, self.python, self._environment()).run()
-
-    # Small things.
 
     def _in_container(self) -> set[int]:
         container = self.runtime.container

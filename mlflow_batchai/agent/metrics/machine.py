@@ -99,12 +99,9 @@ class JobProcesses:
         others: pids of more of them, which have another parent (in a container).
     """
 
-    def __init__(
-        self, ancestor: int, others: Callable[[], Iterable[int]] = tuple, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, ancestor: int, others: Callable[[], Iterable[int]] = tuple) -> None:
         self._ancestor = ancestor
         self._others = others
-        self._clock = clock
         self._looked: float | None = None
         # (pid, start time) -> ticks on processors.
         self._ticks: dict[tuple[int, int], int] = {}
@@ -112,7 +109,7 @@ class JobProcesses:
 
     def look(self) -> Values:
         """The values now: one core that is busy all the time is 100 %; memory that several share counts for each of them."""
-        now, pages, ticks = self._clock(), 0, {}
+        now, pages, ticks = time.monotonic(), 0, {}
         for pid in proc.descendants(self._ancestor) | set(self._others()):
             fields = kernel_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
             if fields:  # else it has just ended

@@ -111,8 +111,6 @@ class Mount:
     def note(self, text: str) -> None:
         self.runtime.shipper.note(f"{self.volume.title}: {self.mask(text)}")
 
-    # For kinds of mounts.
-
     def check_unmounted(self) -> None:
         """Raise a failure if somebody has mounted something there: looking at a path whose server hangs would hang us, too."""
         mounted = mountpoints.at(self.target)

@@ -184,8 +184,6 @@ class RestShare(ControlShare):
         self._job = paths.folder
         return IndexedFiles(self, paths, node, nodes)
 
-    # Requests.
-
     def _create(self, path: str, size: int, data: bytes = b"") -> Answer:
         """Create File; one that is there is replaced."""
         headers = {"x-ms-type": "file", "x-ms-content-length": str(size)}

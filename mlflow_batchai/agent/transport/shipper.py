@@ -51,8 +51,7 @@ AGAIN_SECONDS = 15.0
 class Unhurried:
     """Records that nobody waits for: they leave with others, and alone only after a while. For several threads."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._records: collections.deque[Record] = collections.deque(maxlen=MOST)
         self._since: float | None = None
@@ -61,12 +60,12 @@ class Unhurried:
         with self._lock:
             self._records.append(dict(fields, k=kind, t=protocol.now_ms()))
             if self._since is None:
-                self._since = self._clock()
+                self._since = time.monotonic()
 
     def take(self, after: float = 0.0) -> list[Record]:
         """The oldest ones, if the oldest has waited for so many seconds; they are the caller's now."""
         with self._lock:
-            if self._since is None or self._clock() - self._since < after:
+            if self._since is None or time.monotonic() - self._since < after:
                 return []
             taken = [self._records.popleft() for _ in range(min(len(self._records), MOST_AT_ONCE))]
             if not self._records:
@@ -290,8 +289,6 @@ class Shipper(threading.Thread):
         with self._lock:
             self._closing, self._closing_since = False, None
             return not self._closed
-
-    # The share thread.
 
     def run(self) -> None:
         try:

@@ -64,8 +64,6 @@ class JobStore(Refusing):  # type: ignore[misc]
         """In a child process: another thread may have held it when it was made."""
         self._lock = threading.RLock()
 
-    # --- the experiment ---------------------------------------------------------------------------------------------
-
     def get_experiment(self, experiment_id: str) -> Any:
         """The job's, which is MLflow's default here, too; whatever number a script has for it."""
         if str(experiment_id) not in (self._run.experiment_id, "0"):
@@ -90,8 +88,6 @@ class JobStore(Refusing):  # type: ignore[misc]
     def _experiment(self) -> Any:
         where = f"{TRACKING_URI}/run"
         return Experiment(self._run.experiment_id, self._run.experiment, where, LifecycleStage.ACTIVE)
-
-    # --- the run ----------------------------------------------------------------------------------------------------
 
     def get_run(self, run_id: str) -> Any:
         """The job's, with what was given to it when it was made, and by this process."""
@@ -165,8 +161,6 @@ class JobStore(Refusing):  # type: ignore[misc]
     def _check(self, run_id: str) -> None:
         if run_id != self._run.run_id:
             raise RefusedError(f"run {run_id} can't be reached from a node: the job's own is {self._run.run_id}")
-
-    # --- what is logged ---------------------------------------------------------------------------------------------
 
     def log_batch(self, run_id: str, metrics: Sequence[Any], params: Sequence[Any], tags: Sequence[Any]) -> None:
         """Metrics, params and tags, which have to be as any of MLflow's stores wants them."""
@@ -246,8 +240,6 @@ class JobStore(Refusing):  # type: ignore[misc]
                     facts[name] = None
             self._run.say("dataset", tags={tag.key: tag.value for tag in given.tags}, **facts)
 
-    # --- logged models ----------------------------------------------------------------------------------------------
-
     def create_logged_model(
         self,
         experiment_id: str,
@@ -288,8 +280,6 @@ class JobStore(Refusing):  # type: ignore[misc]
 
     def record_logged_model(self, run_id: str, mlflow_model: Any) -> None:
         """Nothing: what MLflow 2 kept in a tag are the run's outputs now."""
-
-    # --- words ------------------------------------------------------------------------------------------------------
 
     def _warn(self, sentence: str) -> None:
         """Say something once, on rank 0: the others would say the same."""
