@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from mlflow_batchai.agent import protocol
+from mlflow_batchai.agent import protocol, records
 from mlflow_batchai.agent.layout import archive_path
 from mlflow_batchai.agent.outcome import Stop
 from mlflow_batchai.agent.peers import Peers
@@ -22,6 +22,12 @@ from mlflow_batchai.training.model_trial import NO_GPUS
 DESCRIBE_SECONDS = 20.0
 LOG = "model-check.txt"
 MOST_LOG_BYTES = 1 << 20
+_TRIAL: records.Shape = {"meta": records.is_mapping, "check": records.is_mapping}
+_CHECK: records.Shape = {
+    "outcome": lambda value: value == saved_models.PASSED,
+    "why": records.or_none(records.is_text),
+    "seconds": records.is_number,
+}
 
 
 class ModelCheck:
@@ -80,9 +86,10 @@ class ModelCheck:
 
     def _tried_by_rank(self, path: str) -> dict[str, Any] | None:
         """What rank 0 said of a model that passed before its end; None: it didn't, or the file is another one by now."""
-        said = self.runtime.trials.get(path)
+        said = self.runtime.trials.get(path, {})
         with contextlib.suppress(OSError):
-            if said and saved_models.stamp(path) == said.get("stamp"):
+            is_whole = records.has(said, _TRIAL) and records.has(said["check"], _CHECK)
+            if is_whole and saved_models.stamp(path) == said.get("stamp"):
                 return said
         return None
 
