@@ -44,15 +44,7 @@ class Agent:
     """One node's part in one attempt of a job.
 
     Args:
-        share: the control share: its path on this node, or its address.
-        folder: the job folder on the share.
-        attempt: its number, from 1.
-        node: index of this node in the job.
-        root: the node's own folder.
-        reservation: how it gets its node.
         given: what is never written anywhere (see ``main``).
-        part: (i, n, m): this node is the i-th of n on its machine, from 0, and of m among which its GPUs are divided.
-        name: what the cluster calls this node; empty: its id in the job.
         resumed: what this agent had come to before it slept (``_sleep``); None: it begins.
     """
 
@@ -83,7 +75,7 @@ class Agent:
         self.runtime = Runtime(self.layout, self.shipper, given.get("variables") or {})
         self.runtime.registry = given.get("registry")
         self.peers = Peers(self.layout, self.shipper)
-        self.phases = Phases(self.layout, self.shipper, self.runtime, self.peers, part, given, name)
+        self.phases = Phases(self.runtime, self.peers, part, given, name)
 
     def run(self) -> int:
         """Take part in the attempt until its end; 0 unless this node could not do its part."""
@@ -131,7 +123,7 @@ class Agent:
             self.peers.await_termination()
         if self.peers.termination and _may_follow(failure, stop):
             failure, stop = self.peers.termination, None
-        ending = Ending(self.layout, self.shipper, self.runtime, self.peers, self.phases, self.reservation.report)
+        ending = Ending(self.phases, self.reservation.report)
         return 1 if ending.run(failure, stop) or failure else 0
 
     def _sleep(self, obstacle: waiter.Obstacle, keep: Sequence[int]) -> None:
@@ -183,7 +175,6 @@ def _may_follow(failure: Failure | None, stop: Stop | None) -> bool:
 
 
 def _plan(control: ControlShare, paths: protocol.JobPaths, given: Mapping[str, Any], patience: float) -> Plan:
-    """The plan as it holds for the attempt."""
     plan = _awaited(control, paths.plan, "plan", given.get("plan"), patience)
     what = "record of the attempt"
     own = _awaited(control, paths.overrides, what, given.get("attempt"), patience) if paths.attempt > 1 else None

@@ -6,10 +6,9 @@ Codes: https://learn.microsoft.com/rest/api/storageservices/file-service-error-c
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
-from typing import NamedTuple
 from urllib.parse import parse_qs
 
 NO_SHARE = ("ShareNotFound", "ContainerNotFound", "ShareBeingDeleted", "ContainerBeingDeleted", "ShareDisabled")
@@ -29,100 +28,66 @@ NOT_PERMITTED = ("AuthorizationPermissionMismatch", "InsufficientAccountPermissi
 NOT_AUTHENTICATED = ("AuthenticationFailed", "NoAuthenticationInformation", "InvalidAuthenticationInfo")
 
 
-class _Row(NamedTuple):
-    """One reason: how it is recognised, whether asking again is of no use, and its sentence."""
-
-    reason: str
-    pattern: re.Pattern[str]
-    is_final: bool
-    sentence: str
-
-
-def _row(reason: str, said: str | Sequence[str], is_final: bool, sentence: str) -> _Row:
-    return _Row(reason, re.compile(said if isinstance(said, str) else "|".join(said), re.I), is_final, sentence)
-
-
-_ROWS = (
-    _row(
-        "bad key",
+# Reason -> how it is recognised, and its sentence. The first that fits counts.
+_REASONS = {
+    "bad key": (
         "illegal base64|decode account key",
-        True,
         "the account key is not one (it is base64 text); give the one that the portal shows",
     ),
-    _row(
-        "address",
-        "AuthorizationSourceIPMismatch",
-        True,
-        "the SAS or the account's firewall does not allow this node's address",
-    ),
-    _row(
-        "protocol",
+    "address": ("AuthorizationSourceIPMismatch", "the SAS or the account's firewall does not allow this node's address"),
+    "protocol": (
         "AuthorizationProtocolMismatch",
-        True,
         "the SAS is for https only (spr=https), and the address is an http one; correct the address, or make another SAS",
     ),
-    _row(
-        "permission or address",
+    "permission or address": (
         "AuthorizationFailure",
-        True,
         "the {credential} lacks a permission{has}, or the account's firewall does not allow this node's address",
     ),
-    _row(
-        "time",
-        "specified time frame|expired|not valid in the",
-        True,
-        "the SAS {time}; make a new one, or set the node's clock",
-    ),
-    _row(
-        "permission",
-        (*NOT_PERMITTED, "AuthorizationServiceMismatch"),
-        True,
+    "time": ("specified time frame|expired|not valid in the", "the SAS {time}; make a new one, or set the node's clock"),
+    "permission": (
+        "|".join((*NOT_PERMITTED, "AuthorizationServiceMismatch")),
         "the {credential} does not allow it: it has to permit reading, listing, and for results creating, writing and deleting"
         "{has}",
     ),
-    _row(
-        "credential",
-        (*NOT_AUTHENTICATED, "failed to authenticate"),
-        True,
+    "credential": (
+        "|".join((*NOT_AUTHENTICATED, "failed to authenticate")),
         "{host} refused the {credential}: it is another account's, has been renewed, or the node's clock is wrong",
     ),
-    _row("no share", NO_SHARE, True, "there is no such {what} in the account; create it, or correct the address"),
-    _row(
-        "no folder",
+    "no share": ("|".join(NO_SHARE), "there is no such {what} in the account; create it, or correct the address"),
+    "no folder": (
         "ResourceNotFound|directory not found",
-        False,
         "there is no folder '{folder}' in the {what}; create it, or correct the address",
     ),
-    _row("full", FULL, True, "the {what} is full; free some space, or raise its quota"),
-    _row(
-        "name",
+    "full": ("|".join(FULL), "the {what} is full; free some space, or raise its quota"),
+    "name": (
         "no such host|Name or service not known|server misbehaving|name resolution",
-        False,
         "the name {name} is not known there; correct the account's name, or mend the node's name service",
     ),
-    _row(
-        "certificate",
+    "certificate": (
         "x509|certificate",
-        False,
         "the certificate of {host} is not trusted there; set SSL_CERT_FILE on the node to the CA that it needs",
     ),
-    _row(
-        "network",
+    "network": (
         "connection refused|no route to host|network is unreachable|i/o timeout|timed out|dial tcp|deadline exceeded",
-        False,
         "{host} can't be reached from there; open its port, or set https_proxy on the node",
     ),
-)
+}
+# Those for which it may help to ask again.
+_PASSING = ("no folder", "name", "certificate", "network")
+
+
+def _reasons(said: str) -> Iterator[str]:
+    return (reason for reason, (pattern, _) in _REASONS.items() if re.search(pattern, said, re.I))
 
 
 def is_refused(said: str) -> bool:
     """Whether the service has refused for good: asking again would bring the same answer."""
-    return any(row.is_final and row.pattern.search(said) for row in _ROWS)
+    return any(reason not in _PASSING for reason in _reasons(said))
 
 
 def is_missing(said: str) -> bool:
     """Whether what was asked for isn't there. Of a file this may only mean that a lost answer was asked for twice."""
-    return any(row.reason in ("no share", "no folder") and row.pattern.search(said) for row in _ROWS)
+    return any(reason in ("no share", "no folder") for reason in _reasons(said))
 
 
 def explain(said: str, what: str, host: str, sas: str, folder: str = "", date: str = "") -> str:
@@ -131,18 +96,15 @@ def explain(said: str, what: str, host: str, sas: str, folder: str = "", date: s
     Args:
         said: text with Azure's error codes, or with the words of a program that asked.
         what: ``share`` or ``container``.
-        host: where it lies: name and port.
         sas: the SAS that was used; empty: an account key.
-        folder: the folder in it that was asked for.
-        date: of the service's answer, if that is known.
     """
     permits, ends = (parse_qs(sas).get(name, [""])[0] for name in ("sp", "se"))
-    for row in _ROWS:
-        if not row.pattern.search(said) or (row.reason == "time" and not sas):
+    for reason in _reasons(said):
+        if reason == "time" and not sas:
             continue
-        if row.reason == "no folder" and not folder:
+        if reason == "no folder" and not folder:
             return explain(NO_SHARE[0], what, host, sas)
-        return row.sentence.format(
+        return _REASONS[reason][1].format(
             what=what,
             host=host,
             name=host.rpartition(":")[0],

@@ -13,31 +13,10 @@ from mlflow_batchai.agent.layout import NodeLayout, expand
 from mlflow_batchai.agent.plan import Plan
 from mlflow_batchai.agent.protocol import MARK_VARIABLE, NODE_VARIABLE
 
-ALLOWED_NAMES = frozenset(
-    [
-        "PATH",
-        "HOME",
-        "USER",
-        "LOGNAME",
-        "SHELL",
-        "LANG",
-        "LANGUAGE",
-        "TZ",
-        "TMPDIR",
-        "LD_LIBRARY_PATH",
-        "http_proxy",
-        "https_proxy",
-        "no_proxy",
-        "all_proxy",
-        "HTTP_PROXY",
-        "HTTPS_PROXY",
-        "NO_PROXY",
-        "ALL_PROXY",
-        "SSL_CERT_FILE",
-        "SSL_CERT_DIR",
-    ]
+_ALLOWED = re.compile(
+    r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|TZ|TMPDIR|LD_LIBRARY_PATH|SSL_CERT_(FILE|DIR)"
+    r"|(https?|no|all)_proxy|(HTTPS?|NO|ALL)_PROXY|(LC|CUDA|NVIDIA|NCCL)_\w*"
 )
-ALLOWED_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NCCL_")
 
 # MLflow in a rank finds no server: nodes have no route to one, and no credentials. What it says becomes records of the job
 # (``training/store.py``).
@@ -45,48 +24,27 @@ TRACKING_URI = "batchai://job"
 
 
 def allowed(environment: Mapping[str, str]) -> dict[str, str]:
-    """The part of a node's own environment that processes of a job may see."""
-    return {name: value for name, value in environment.items() if name in ALLOWED_NAMES or name.startswith(ALLOWED_PREFIXES)}
+    return {name: value for name, value in environment.items() if _ALLOWED.fullmatch(name)}
 
 
-BUILD_NAMES = frozenset(["BATCHAI_HOROVOD_CACHE", "XDG_CACHE_HOME", "XDG_DATA_HOME", "PYENV_ROOT", "REQUESTS_CA_BUNDLE"])
-BUILD_PREFIXES = ("PIP_", "UV_")
+_BUILD = re.compile(r"BATCHAI_HOROVOD_CACHE|XDG_(CACHE|DATA)_HOME|PYENV_ROOT|REQUESTS_CA_BUNDLE|(PIP|UV)_\w*")
 
 
 def for_builds(environment: Mapping[str, str]) -> dict[str, str]:
     """Variables of the node that a build of a training environment also sees: package sources and caches."""
-    return {name: value for name, value in environment.items() if name in BUILD_NAMES or name.startswith(BUILD_PREFIXES)}
+    return {name: value for name, value in environment.items() if _BUILD.fullmatch(name)}
 
 
-ENGINE_NAMES = frozenset(
-    [
-        "DOCKER_HOST",
-        "DOCKER_CONTEXT",
-        "DOCKER_CONFIG",
-        "DOCKER_CERT_PATH",
-        "DOCKER_TLS",
-        "DOCKER_TLS_VERIFY",
-        "DOCKER_API_VERSION",
-        "CONTAINER_HOST",
-        "CONTAINER_SSHKEY",
-        "CONTAINERS_CONF",
-        "CONTAINERS_CONF_OVERRIDE",
-        "CONTAINERS_STORAGE_CONF",
-        "CONTAINERS_REGISTRIES_CONF",
-        "REGISTRY_AUTH_FILE",
-        "APPTAINER_CACHEDIR",
-        "APPTAINER_CONFIGDIR",
-        "APPTAINER_NOHTTPS",
-        "APPTAINER_TMPDIR",
-        "XDG_RUNTIME_DIR",
-        "DBUS_SESSION_BUS_ADDRESS",
-    ]
+_ENGINE = re.compile(
+    r"DOCKER_(HOST|CONTEXT|CONFIG|CERT_PATH|TLS|TLS_VERIFY|API_VERSION)|CONTAINER_(HOST|SSHKEY)"
+    r"|CONTAINERS_(CONF|CONF_OVERRIDE|STORAGE_CONF|REGISTRIES_CONF)|REGISTRY_AUTH_FILE|XDG_RUNTIME_DIR"
+    r"|APPTAINER_(CACHEDIR|CONFIGDIR|NOHTTPS|TMPDIR)|DBUS_SESSION_BUS_ADDRESS"
 )
 
 
 def for_engines(environment: Mapping[str, str]) -> dict[str, str]:
     """Variables of the node that a container engine's client also sees: its daemon and configuration, no secret."""
-    return {name: value for name, value in environment.items() if name in ENGINE_NAMES}
+    return {name: value for name, value in environment.items() if _ENGINE.fullmatch(name)}
 
 
 def for_agents(environment: Mapping[str, str]) -> dict[str, str]:
@@ -101,15 +59,11 @@ def in_container(environment: Mapping[str, str], image: Mapping[str, str]) -> di
     """Variables of the node that processes in a container see: proxies, and what its network needs.
 
     All else describes what lies on the node (PATH, libraries, locales): there the image's own counts.
-
-    Args:
-        image: the environment that the container gives every process.
     """
     return {**{name: value for name, value in environment.items() if _WAY_OUT.fullmatch(name)}, **image}
 
 
 def thread_variables(threads: int) -> dict[str, str]:
-    """CPU threads of one rank, in the words of the libraries that ask."""
     count = str(max(1, threads))
     return {
         "OMP_NUM_THREADS": count,
@@ -160,7 +114,6 @@ def job_environment(
     may refer to earlier ones), secrets, then ``extra`` for names that the document left alone and the job's mark.
 
     Args:
-        python: the training interpreter; its folder comes first on PATH.
         image: in a container, the environment that it gives every process; its PATH is as it should be.
         below: the folder of the interpreter that the training one is made over, if so; it comes next on PATH.
         extra: what the launcher adds. Names that end in ``!`` are never overridden by the document (a rank's number).

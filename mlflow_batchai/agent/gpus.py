@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
-import signal
-import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Callable, NamedTuple, Optional
 
+from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.agent.staging import SetupError
 
 # Where no driver is kept loaded, the first nvidia-smi loads it and looks at every GPU: 20 s with eight of them.
@@ -29,7 +27,6 @@ class Gpus(NamedTuple):
 
     Attributes:
         ids: as CUDA_VISIBLE_DEVICES takes them: UUIDs of GPUs or of MIG instances; indexes where there is no nvidia-smi.
-        note: where the list comes from, for people.
         trouble: what the job's user has to be told of GPUs that are missing, or nothing.
         hidden: whether processes must be kept from GPUs that the machine may have and that are not this node's.
     """
@@ -41,36 +38,8 @@ class Gpus(NamedTuple):
 
 
 def ask(argv: list[str], environment: Mapping[str, str], seconds: float = LISTING_SECONDS) -> tuple[int | None, str]:
-    """Run a program that may hang, for a driver that is broken can hold its processes for ever.
-
-    Returns:
-        Its exit code (None: it was killed after ``seconds``, or can't be started), and its output of both kinds.
-    """
-    try:
-        process = subprocess.Popen(
-            argv,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    except OSError as error:
-        return None, f"{argv[0]} can't be run: {error.strerror}"
-    try:
-        output, _ = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError):  # it has just ended, and was collected with the agent's other children
-            os.killpg(process.pid, signal.SIGKILL)
-        try:
-            process.wait(1.0)
-        except subprocess.TimeoutExpired:
-            pass  # it hangs in the kernel; waiting for it would hang us too
-        assert process.stdout
-        process.stdout.close()
-        command = " ".join([os.path.basename(argv[0]), *argv[1:]])
-        return None, f"{command} did not answer within {seconds:.0f} s"
-    return process.returncode, output.decode("utf-8", "replace")
+    """See ``proc.ask``."""
+    return proc.ask(argv, environment, seconds)
 
 
 def list_gpus(environment: Mapping[str, str], run: Run = ask) -> Gpus:
@@ -113,7 +82,6 @@ def _listed(text: str) -> dict[str, list[str]]:
 
 
 def _choose(chosen: Sequence[str], listed: Mapping[str, Sequence[str]]) -> tuple[list[str], str]:
-    """The GPUs that CUDA_VISIBLE_DEVICES chooses, and a note."""
     known = [name for names in listed.values() for name in names]
     note = f"CUDA_VISIBLE_DEVICES={','.join(chosen)}"
     ids: list[str] = []
@@ -139,7 +107,6 @@ def of_node(environment: Mapping[str, str], part: Part, wanted: int | None, node
         wanted: ``gpusPerNode`` of the cluster document: the node has the i-th so many GPUs; a machine without nvidia-smi is
             taken to have them. None: it has the i-th n-th of what the machine has, and none where there are fewer GPUs than
             nodes: a job over all nodes could not train on them. 0: it trains on CPUs.
-        node: the node's name in a message.
 
     Raises:
         SetupError: the machine has fewer than are wanted.
@@ -195,7 +162,6 @@ def visibility_variables(gpus: Gpus, local_rank: int | None = None) -> dict[str,
 
 
 def nvidia_smi(environment: Mapping[str, str]) -> str | None:
-    """The program on a node's PATH, None if there is none."""
     return shutil.which("nvidia-smi", path=environment.get("PATH", os.defpath))
 
 

@@ -32,19 +32,12 @@ class NodeLayout:
     """Paths of one job on one node.
 
     Args:
-        root: the node's folder on its own disk.
-        plan: the job's plan (``batchai/plan.json``).
-        node: index of this node in the job, from 0.
         share: where agents find the control share, whether the job mounts it or not: a directory of this node, or an address;
             default: its mount point.
-        sas: for an address.
 
     Attributes:
-        control: the control share.
-        attempt: the attempt's files on it.
         mounted_share: the control share as ranks see it, through its mount.
         artifacts: where what scripts log by MLflow goes, likewise.
-        umask: the ranks'.
     """
 
     def __init__(self, root: str, plan: Plan, node: int, share: str | None = None, sas: str | None = None) -> None:
@@ -81,11 +74,9 @@ class NodeLayout:
         self.artifacts = self.on_mount(self.paths.artifacts)
 
     def on_mount(self, path: str) -> str:
-        """Absolute path on this node, through the mount, of a path on the control share."""
         return os.path.join(self.mounted_share, *path.split("/"))
 
     def input_path(self, staged: StagedInput) -> str:
-        """Path of a staged parameter's file or folder on this node."""
         return os.path.join(self.inputs, staged.variable, staged.name)
 
     def volume_root(self, path: str) -> str | None:
@@ -98,12 +89,10 @@ class NodeLayout:
         return None
 
     def mount_path(self, volume: Volume) -> str:
-        """Where a volume of the plan is mounted."""
         base = self.job_mounts if volume.scope == "job" else self.cluster_mounts
         return os.path.join(base, *volume.path.split("/"))
 
     def roots(self) -> dict[str, str]:
-        """The variables that other paths start from."""
         return {
             "AZ_BATCHAI_MOUNT_ROOT": self.cluster_mounts,
             "AZ_BATCHAI_JOB_MOUNT_ROOT": self.job_mounts,
@@ -113,7 +102,6 @@ class NodeLayout:
         }
 
     def directories(self) -> dict[str, str]:
-        """AZ_BATCHAI_INPUT_<ID>, AZ_BATCHAI_OUTPUT_<ID> and AZ_BATCHAI_STDOUTERR_DIR, absolute."""
         roots = self.roots()
         found = {"AZ_BATCHAI_STDOUTERR_DIR": self.mounted_stdouterr}
         for directory in self.plan.input_directories:
@@ -127,12 +115,6 @@ class NodeLayout:
         return found
 
     def service_variables(self, addresses: Sequence[str], gpus: int) -> dict[str, str]:
-        """Every variable that the service sets for the job's processes, whatever the framework.
-
-        Args:
-            addresses: the nodes' addresses, by index.
-            gpus: GPUs of this node.
-        """
         found = self.roots()
         found.update(self.directories())
         found.update(

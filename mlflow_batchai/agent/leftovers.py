@@ -39,7 +39,6 @@ class Leftover(NamedTuple):
     Attributes:
         kind: ``environment``, ``preparation``, ``log``, ``tool`` or ``agent``.
         used: when it was last used, seconds since the epoch by this node's clock.
-        reason: a few words on why.
         remove: removes it, unless it is in use by now; whether it is gone.
     """
 
@@ -61,7 +60,6 @@ def leftovers(
     """List what was unused for so many seconds and isn't in use now; with ``remove``, remove it.
 
     Args:
-        root: the node's own folder.
         environments: where it keeps built environments; None: below its root.
         agents: where agents' archives are kept; None: where the one that answers lies.
         archive: the one that the next agent runs; None: the one that answers.
@@ -113,23 +111,13 @@ def tidy(root: str, now: float, archive: str | None = None) -> None:
 def size(path: str) -> int:
     """Bytes that removing a file or a folder sets free: what has another name elsewhere stays."""
     total = 0
-    for entry in _walk(path):
-        if not stat.S_ISDIR(entry.st_mode) and entry.st_nlink == 1:
-            total += entry.st_size
+    inside = (os.path.join(parent, name) for parent, folders, names in os.walk(path) for name in (*folders, *names))
+    for each in (path, *inside):
+        with contextlib.suppress(OSError):
+            status = os.lstat(each)
+            if not stat.S_ISDIR(status.st_mode) and status.st_nlink == 1:
+                total += status.st_size
     return total
-
-
-def _walk(path: str) -> Iterator[os.stat_result]:
-    try:
-        yield os.lstat(path)
-    except OSError:
-        return
-    for parent, folders, names in os.walk(path):
-        for name in [*folders, *names]:
-            try:
-                yield os.lstat(os.path.join(parent, name))
-            except OSError:
-                continue
 
 
 def _kept(place: str, kind: str, before: float) -> Iterator[Leftover]:
@@ -191,13 +179,9 @@ def _files(folder: str, kind: str, names: re.Pattern[str], before: float, keep: 
 
 
 def _unlink(path: str) -> bool:
-    try:
+    with contextlib.suppress(OSError):
         os.unlink(path)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    return True
+    return not os.path.lexists(path)
 
 
 def _names(folder: str, pattern: re.Pattern[str]) -> list[str]:

@@ -92,7 +92,6 @@ class _State(NamedTuple):
 
     @property
     def trouble(self) -> str:
-        """Why other nodes can't reach this interface, in a few words, or empty."""
         if not self.flags & _UP:
             return "down"
         return "" if self.address else "no IPv4 address, which Horovod needs"
@@ -137,7 +136,6 @@ class Listener(socketserver.TCPServer):
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening; may be called twice."""
         self.shutdown()
         self.server_close()
 

@@ -29,7 +29,6 @@ class Stop(Exception):
         kind: ``cancel`` or ``requeue`` (someone asked), ``verdict`` (it has been given), ``node0`` (node 0 said so), ``peer``
             (a peer failed or is gone).
         queued: whether the node wasn't taken yet.
-        by: who asked.
     """
 
     def __init__(self, kind: str, why: str, queued: bool = False, by: str | None = None) -> None:
@@ -48,9 +47,6 @@ class Failure(Exception):
     """This node's part has failed; the message is one sentence.
 
     Attributes:
-        code: an error code of ``protocol``.
-        exit_code: the failed command's, where there is one.
-        tail: last lines that the failed process wrote.
         time: milliseconds since the epoch.
         details: names and values that Batch AI's error for this code has besides.
     """
@@ -78,7 +74,6 @@ class Failure(Exception):
         self.details = [list(detail) for detail in details]
 
     def as_record(self) -> dict[str, Any]:
-        """Fields of a ``failed`` record."""
         return {
             "code": self.code,
             "message": str(self),
@@ -113,13 +108,11 @@ class Failure(Exception):
         )
 
     def as_error(self) -> dict[str, Any]:
-        """Batch AI's error: code, message, details of names and values."""
         rank = [] if self.rank is None else [("rank", str(self.rank))]
         details = [(name, value) for name, value in self.details]
         return protocol.error_record(self.code, [("node", str(self.node)), *rank, *details, ("message", str(self))])
 
     def reason(self, lines: int = 20) -> str:
-        """The sentence, and the last lines of what failed."""
         # What the sentence has said already isn't said twice.
         tail = "\n".join(line for line in self.tail[-lines:] if len(line) < SHORT_LINE or line.strip() not in str(self))
         return f"{self}\n{tail}" if tail else str(self)

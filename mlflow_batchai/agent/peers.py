@@ -98,11 +98,9 @@ class Peers:
         return found
 
     def addresses(self) -> list[str]:
-        """Where the nodes reach each other, by index."""
         return [interface["address"] for interface in self.network]
 
     def all_ready(self) -> bool:
-        """Node 0: whether every other node is set up."""
         return len(self._ready) == self._node_count - 1
 
     def on_sigterm(self) -> None:
@@ -126,7 +124,6 @@ class Peers:
             time.sleep(0.02)
 
     def processes_rest(self) -> float:
-        """Seconds that ending processes may still take."""
         return self.within(math.inf, PROCESSES_REST)
 
     def check(self, starting: bool = False) -> None:
@@ -206,7 +203,6 @@ class Peers:
             self._give_up(node, came, silent)
 
     def _give_up(self, node: int, came: bool, silent: float) -> None:
-        """Raise for a peer that is not there."""
         if came:
             sentence = f"{node_id(node)} has not been heard of for {silent:.0f} s"
             failure = Failure(protocol.NODE_LOST, sentence, node=node)
@@ -222,10 +218,7 @@ class Peers:
         self._failures.append(failure)
         raise Stop("peer", str(failure))
 
-    # Node 0, at the end.
-
     def failures(self) -> list[Failure]:
-        """Failures that peers have reported, the latest included."""
         with contextlib.suppress(Stop):
             self._listen()
         told = [record["failure"] for record in self.exits.values() if record.get("failure")]
@@ -248,11 +241,7 @@ class Peers:
         ]
 
     def await_exits(self, pump: Callable[[], object]) -> None:
-        """After a stop: give the peers time to hear of it, to end what they have, and to say how it ended.
-
-        Args:
-            pump: what is done meanwhile, again and again; it takes a moment.
-        """
+        """After a stop: give the peers time to hear of it, to end what they have, and to say how it ended."""
         plan = self.layout.plan
         until = self._clock() + plan.loss_seconds + plan.terminate_seconds + LAST_WORDS_SECONDS
         while not self.all_ended() and self.inbox.verdict is None and self.within(until - self._clock(), EXITS_REST) > 0:

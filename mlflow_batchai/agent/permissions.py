@@ -41,23 +41,14 @@ def opener(root: str) -> Callable[[int], None]:
 
 
 def create(path: str, flags: int, bits: int) -> int:
-    """Open a file on a share, made if it isn't there; its descriptor.
-
-    Args:
-        flags: of ``os.open``, besides ``O_CREAT``.
-        bits: the root's (``bits_of``).
-    """
+    """Open a file on a share, made if it isn't there; its descriptor. ``flags``: of ``os.open``, besides ``O_CREAT``."""
     descriptor = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o600 | (bits & 0o066))
     open_up(descriptor, bits)
     return descriptor
 
 
 def make_folder(path: str, bits: int) -> None:
-    """Make one folder on a share.
-
-    Raises:
-        FileExistsError: something is there.
-    """
+    """Make one folder on a share. Raises FileExistsError: something is there."""
     os.mkdir(path, 0o700 | bits)
     with contextlib.suppress(OSError):  # it was moved away, or others are refused: who wants it meets that too
         descriptor = os.open(path, _FOLDER)
@@ -109,7 +100,6 @@ def open_up_tree(root: str, path: Sequence[str]) -> None:
 
     Args:
         root: the share's, whose bits are given.
-        path: the names that lead from there to the folder.
 
     Raises:
         OSError: the folder can't be reached.

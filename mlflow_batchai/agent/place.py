@@ -35,13 +35,6 @@ def own_folder(root: str) -> str:
 def hello(root: str, share: str, identity: str, python: str, sas: str | None = None) -> Answer:
     """Describe the node to a client that is about to send a job.
 
-    Args:
-        root: the node's own folder; made if it isn't there.
-        share: the control share: its path on this node, or its address.
-        identity: the share's identity, as the client read it.
-        python: the cluster's training interpreter, as its document names it.
-        sas: for an address.
-
     Returns:
         What ``place`` tells; ``share``: of ``share_problem``; ``python``: whether there is such a program.
     """
@@ -93,7 +86,6 @@ def set_queue_node(root: str, keeper: str) -> None:
 
 
 def identity(root: str) -> str | None:
-    """The node's id, or None if it has none yet."""
     return _read(os.path.join(os.path.expanduser(root), "id"))
 
 
@@ -113,11 +105,7 @@ def _identity(root: str) -> str:
 
 
 def _read(path: str) -> str | None:
-    try:
-        with open(path, encoding="ascii") as file:
-            return file.read().strip() or None
-    except OSError:
-        return None
+    return proc.kernel_text(path).strip() or None
 
 
 def share_problem(share: str, identity: str, sas: str | None = None) -> str | None:

@@ -37,8 +37,6 @@ class PlanError(ValueError):
 
 @dataclass(frozen=True)
 class Variable:
-    """An environment variable of a document."""
-
     name: str
     value: str
 
@@ -104,8 +102,6 @@ class Volume:
         source: of ``link`` and ``bind`` the folder of the node, of ``nfs`` ``host:/folder``.
         endpoint, account, container, folder: where Azure has it.
         file_mode, directory_mode: octal text.
-        options: the document's ``mountOptions``.
-        command: of ``command``, the shell line.
     """
 
     scope: str
@@ -127,14 +123,12 @@ class Volume:
 
     @property
     def title(self) -> str:
-        """The volume in a sentence."""
         return f"volume '{self.path}'{(f' ({self.name})' if self.name else '')}"
 
     @property
     def mounted_by(self) -> str:
         """The tool that mounts it, one of ``MOUNTED_BY``."""
-        # Plans of earlier versions name blobfuse2, whose containers rclone mounts now.
-        return "rclone" if self.how == "blobfuse2" else self.how or self.kind
+        return self.how or self.kind
 
     @property
     def by_rclone(self) -> bool:
@@ -227,7 +221,6 @@ class Model:
 
     Attributes:
         path: the saved model in the output directories; None: the one that is found.
-        register: the name to register it under, or None.
         name: what the run calls it.
         alias: of the version that is registered.
         check_seconds: for how long it may be tried on node 0; None: it is not tried.
@@ -264,8 +257,6 @@ class Rerun:
 
     Attributes:
         document: the digest of the document as submitted.
-        project: the project's name.
-        entry: the entry point's name.
         command: its command, as MLproject has it or a person typed it.
         arguments: parameters of the run that stand in the command.
         env_manager: MLflow's ``--env-manager``, or None.
@@ -288,12 +279,8 @@ class Plan:
     """The whole plan.
 
     Attributes:
-        job: the job's id.
-        framework: ``horovod``, ``pytorch`` or ``custom``.
         ranks: as many as ``process_count``; one where the framework starts no ranks.
         communication_backend: what ranks of PyTorch are told to use; empty: the framework chooses.
-        command: the shell line of every rank.
-        python: the training interpreter.
         control_mount: where the control share is mounted, below the cluster's mount root.
         folder_prefix: where job folders lie on the control share.
         log_copy_prefix: where else logs go at the end.
@@ -312,7 +299,6 @@ class Plan:
         wheels: path on the share -> SHA-256 of the Horovod wheels that nodes may install.
         scheduler_options: of a cluster with a scheduler, in its words.
         segment: Batch AI's ``jobOutputDirectoryPathSegment``.
-        folder: the job folder on the control share.
         attempt, retries_left: of the attempt, not in the file.
     """
 
@@ -384,7 +370,6 @@ class Plan:
 
     @property
     def least_nodes(self) -> int:
-        """Number of nodes that are enough for an attempt after the first."""
         return self.min_nodes or self.node_count
 
     @property
@@ -393,7 +378,6 @@ class Plan:
         return bool(self.retries or self.low_priority)
 
     def record(self) -> Record:
-        """The plan as ``plan.json`` has it."""
         whole: Any = Plan
         return {key: plain(getattr(self, name)) for name, key, _, _ in _fields(whole) if name not in _OF_ATTEMPT}
 
@@ -402,11 +386,7 @@ _OF_ATTEMPT = ("attempt", "retries_left")
 
 
 def read_plan(record: object) -> Plan:
-    """The plan that a record is.
-
-    Raises:
-        PlanError: it is none, or one of another protocol that can't be read.
-    """
+    """The plan that a record is. Raises PlanError: it is none, or one of another protocol that can't be read."""
     try:
         plan = read(Plan, record)
         counts = {"nodeCount": plan.node_count, "processCount": plan.process_count, "ranks": plan.ranks}
@@ -435,14 +415,7 @@ def read_plan(record: object) -> Plan:
 
 
 def read(part: type[Part], record: object, where: str = "") -> Part:
-    """A part of a plan from plain data.
-
-    Args:
-        where: its key, for messages.
-
-    Raises:
-        PlanError: a key is missing, or has a value of another kind.
-    """
+    """A part of a plan from plain data. Raises PlanError: a key is missing, or has a value of another kind."""
     if not isinstance(record, collections.abc.Mapping):
         raise PlanError("%s is no object" % (where or "the plan"))
     values = {}
@@ -504,6 +477,5 @@ def plain(value: Any) -> Any:
 
 
 def _key(name: str) -> str:
-    """A field's name in camel case."""
     first, *others = name.split("_")
     return first + "".join(word.capitalize() for word in others)

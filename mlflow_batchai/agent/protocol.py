@@ -87,7 +87,6 @@ NODE_VARIABLE = "BATCHAI_NODE"
 # The same for an agent, which is no process of its job to those that it ends.
 AGENT_VARIABLE = "BATCHAI_AGENT"
 
-
 # The key of a record under which its signature stands; the rest of the record is what was signed.
 MAC = "mac"
 
@@ -123,12 +122,9 @@ def verdict_record(
 
     Args:
         state: one of ``ENDED_STATES``; ``QUEUED`` if the job goes on with another attempt.
-        by: the writer that gives it.
         exit_code: the job's; None if it was terminated or no command ended it.
-        errors: what ``error_record`` made.
         reason: one sentence, and the last lines of what failed.
         terminated: whether a person ended the job.
-        next_attempt: the attempt that the job goes on with.
     """
     record = {
         "executionState": state,
@@ -255,7 +251,6 @@ class JobPaths:
 
     Attributes:
         log_folder: where in the job folder this attempt's logs lie; those of later ones have a folder in the first one's.
-        stdouterr: the same as a path on the share.
         artifacts: what scripts have logged: the run's in ``run``, a logged model's in ``models/<id>``.
         code: what the job's code differs in from its git commit, if it is in git.
         reserve: a file whose room is for the attempt's last word on a share that is full.
@@ -333,7 +328,6 @@ TREES = OBJECTS + "/trees"
 
 
 def object_path(sha256: str) -> str:
-    """Path of a content-addressed file on the share."""
     return f"{OBJECTS}/{sha256[:2]}/{sha256}"
 
 
@@ -343,7 +337,6 @@ def identity_path(identity: str) -> str:
 
 
 def agent_writer(node: int) -> str:
-    """The writer name of a node's agent."""
     return f"agent-{node}"
 
 

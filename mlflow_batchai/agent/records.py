@@ -47,17 +47,14 @@ def is_mapping(value: object) -> bool:
 
 
 def or_none(check: Check) -> Check:
-    """A check that also accepts None."""
     return lambda value: value is None or check(value)
 
 
 def list_of(check: Check) -> Check:
-    """A list of what the check takes."""
     return lambda value: isinstance(value, list) and all(map(check, value))
 
 
 def is_pair_of_counts(value: object) -> bool:
-    """Whether it is a list of two whole numbers that are not below zero."""
     return isinstance(value, list) and len(value) == 2 and all(map(is_count, value))
 
 
@@ -127,32 +124,23 @@ def skipped(lines: int, files: int = 0) -> Record:
 
 
 class TornFiles:
-    """Files of one record that are there and not closed.
+    """Files of one record that are there and not closed."""
 
-    Args:
-        clock: seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._since: dict[str, float] = {}
 
     def record(self, path: str, data: bytes | None) -> Record | None:
-        """The record of a file of one; None while it isn't closed.
-
-        Args:
-            data: the file's content; None: there is no file.
-        """
+        """The record of a file of one; None while it isn't closed. ``data``: the file's content; None: there is no file."""
         record = None
         if data is not None:
             try:
                 record = protocol.decode_one(data)
             except TornFileError:
-                self._since.setdefault(path, self._clock())
+                self._since.setdefault(path, time.monotonic())
                 return None
         self._since.pop(path, None)
         return record
 
     def seconds(self, path: str) -> float | None:
         """For how long a file has been torn whenever it was read; None: it wasn't when it was read last."""
-        return self._clock() - self._since[path] if path in self._since else None
+        return time.monotonic() - self._since[path] if path in self._since else None

@@ -42,7 +42,6 @@ class Runtime:
 
     Attributes:
         held: file descriptors that ranks have to inherit, once the node is ours (``Reservation.acquire``).
-        container: the job's, once it runs: tasks are started in it.
         reported_models: what ranks said of saved models, the last of each path.
         trials: by its path what rank 0 said of a saved model that it has had tried, the last.
         registry: ``username`` and ``password`` for its image, or None.
@@ -99,11 +98,7 @@ class Runtime:
         return task
 
     def pump(self, timeout: float = PUMP_SECONDS) -> list[Task]:
-        """Read what has come, ship reports, collect ended tasks.
-
-        Returns:
-            Tasks that have ended since the last call.
-        """
+        """Read what has come, ship reports, collect ended tasks. Returns tasks that have ended since the last call."""
         by_descriptor = {descriptor: task for task in self._started for descriptor in task.descriptors}
         pause = self._last_pump + LEAST_PUMP_SECONDS - time.monotonic()
         if pause > 0 and not self._pipe_was_full:
@@ -162,7 +157,6 @@ class Runtime:
         return memory.counters(self.container.first if self.container else os.getpid())
 
     def run_to_end(self, task: Task, check: Any = None) -> None:
-        """Pump until a started task has ended and its output is read."""
         while task.status is None:
             self.pump()
             if check:
@@ -270,7 +264,6 @@ class Runtime:
             time.sleep(rest)
 
     def stop_helpers(self) -> None:
-        """End the rendezvous server and the like."""
         helpers = [task for task in self.helpers if task.pid not in self._spared]
         for task in helpers:
             if task.status is None:
@@ -280,7 +273,6 @@ class Runtime:
             self.pump(0.02)
 
     def rank_results(self) -> list[dict[str, Any]]:
-        """Results of this node's ranks: how each ended."""
         return [
             {
                 "rank": task.rank,

@@ -73,11 +73,7 @@ def _named(root: str, path: str) -> Iterator[None]:
 
 
 def parts_of(path: str) -> list[str]:
-    """The names that a path is made of.
-
-    Raises:
-        OSError: it leads out of the root, or no file system takes it.
-    """
+    """The names that a path is made of. Raises OSError: it leads out of the root, or no file system takes it."""
     try:
         length = len(os.fsencode(path))
     except UnicodeEncodeError:
@@ -104,11 +100,7 @@ def open_file(root: str, path: str) -> BinaryIO:
 
 
 def open_folder(root: str, path: str) -> Descriptor:
-    """A folder, to be listed.
-
-    Raises:
-        OddFolderError: it is a link or a file, or lies behind one.
-    """
+    """A folder, to be listed. Raises OddFolderError: it is a link or a file, or lies behind one."""
     with _named(root, path):
         if not parts_of(path):
             return Descriptor(os.open(root, _LISTED))

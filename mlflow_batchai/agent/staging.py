@@ -18,16 +18,12 @@ from mlflow_batchai.agent.plan import CodeFile
 from mlflow_batchai.agent.protocol import OBJECTS, TREES, now_ms, object_path
 from mlflow_batchai.agent.share.base import ControlShare
 
-# What ranks import before a script's first line: the weight check for scripts that use stock Horovod with Keras 3.
-SITECUSTOMIZE = "sitecustomize.py"
-
 
 class SetupError(Exception):
     """The node can't be made ready; the message is one sentence."""
 
 
 def disk_error(layout: NodeLayout, error: OSError) -> str:
-    """A sentence on what a disk of this node refused."""
     node = f"{layout.node_id} ({socket.gethostname()})"
     path = error.filename or layout.root
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -101,25 +97,25 @@ def fetch_code(layout: NodeLayout) -> None:
 
 
 def _fetch(control: ControlShare, entry: CodeFile, target: str, umask: int) -> None:
-    source, name = object_path(entry.sha256), entry.path
+    source = object_path(entry.sha256)
     try:
         found = control.fetch(source, target)
     except FileNotFoundError:
-        sentence = "'%s' of the project is missing on the share (%s): %ssubmit again"
-        raise SetupError(sentence % (name, OBJECTS, _forget("delete", control))) from None
+        raise _missing(f"'{entry.path}' of the project", control) from None
     if found != entry.sha256:
-        raise SetupError(
-            f"'{name}' of the project is damaged on the share ({control.where(source)}):"
-            f" delete the object and {_forget('', control)}submit again"
-        )
+        raise _damaged(f"'{entry.path}' of the project", control.where(source), control)
     os.chmod(target, entry.mode & ~umask)
 
 
-def _forget(verb: str, control: ControlShare) -> str:
-    """Advice to remove the folder that says all objects are there, so that the next submit looks for each."""
-    if control.at_once == 1:
-        return ""
-    return f"{verb} the folder {TREES} there, and " if verb else f"the folder {TREES} there, and "
+def _missing(what: str, control: ControlShare) -> SetupError:
+    # The next submit looks for each object itself if nothing says that all are there.
+    forget = "" if control.at_once == 1 else f"delete the folder {TREES} there, and "
+    return SetupError(f"{what} is missing on the share ({OBJECTS}): {forget}submit again")
+
+
+def _damaged(what: str, where: str, control: ControlShare) -> SetupError:
+    forget = "" if control.at_once == 1 else f"the folder {TREES} there, and "
+    return SetupError(f"{what} is damaged on the share ({where}): delete the object and {forget}submit again")
 
 
 def link_inputs(layout: NodeLayout) -> None:
@@ -139,13 +135,9 @@ def link_inputs(layout: NodeLayout) -> None:
             try:
                 size = os.stat(source).st_size
             except FileNotFoundError:
-                sentence = "%s is missing on the share (%s): %ssubmit again"
-                raise SetupError(sentence % (name, OBJECTS, _forget("delete", layout.control))) from None
+                raise _missing(name, layout.control) from None
             if size != entry.size:
-                raise SetupError(
-                    f"{name} is damaged on the share ({source} has {size} bytes instead of {entry.size}):"
-                    f" delete the object and {_forget('', layout.control)}submit again"
-                )
+                raise _damaged(name, f"{source} has {size} bytes instead of {entry.size}", layout.control)
             os.symlink(source, target)
 
 
@@ -180,17 +172,10 @@ def open_up(layout: NodeLayout) -> list[str]:
     return errors
 
 
-def write_site(layout: NodeLayout, text: str) -> None:
-    """Write the ``sitecustomize`` that ranks start with."""
-    with open(os.path.join(layout.site, SITECUSTOMIZE), "w", encoding="utf-8") as file:
-        file.write(text)
-
-
 def write_run(layout: NodeLayout, facts: str, distribution: Mapping[str, str]) -> None:
     """Tell the ranks, and MLflow in them, of the job's run, and of the plugins that it finds it by (``training/store.py``).
 
     Args:
-        facts: the name of the file that tells it.
         distribution: path below the ranks' first folder on PYTHONPATH -> content.
     """
     plan = layout.plan
@@ -232,19 +217,6 @@ def write_python(layout: NodeLayout, python: str) -> None:
     os.chmod(path, 0o700)
 
 
-def locate(layout: NodeLayout, path: str) -> tuple[int, str] | None:
-    """(index of the volume, path in it) of a file on the node, or None if it lies on no volume of the plan."""
-    for candidate in (os.path.abspath(path), os.path.realpath(path)):
-        for index, volume in enumerate(layout.plan.volumes):
-            roots = [layout.mount_path(volume)]
-            if volume.kind == "link" or volume.how == "bind":
-                roots.append(os.path.realpath(volume.source))
-            for root in roots:
-                if candidate.startswith(root + os.sep):
-                    return index, os.path.relpath(candidate, root).replace(os.sep, "/")
-    return None
-
-
 def copy_logs(layout: NodeLayout) -> None:
     """Copy the logs to stdOutErrPathPrefix at the end, if that lies on another volume than the job folder."""
     prefix = layout.plan.log_copy_prefix
@@ -263,7 +235,6 @@ def copy_logs(layout: NodeLayout) -> None:
 
 
 def _copy_tree(control: ControlShare, path: str, target: str, errors: list[OSError]) -> None:
-    """Copy a folder of the control share, as far as it can be done."""
     os.makedirs(target, exist_ok=True)
     for entry in control.entries(path):
         source, copy = f"{path}/{entry.name}", os.path.join(target, entry.name)

@@ -10,11 +10,7 @@ from mlflow_batchai.errors import ClusterError
 
 
 class AbsentEngine:
-    """See ``Engine`` for the promises.
-
-    Args:
-        why: one sentence.
-    """
+    """See ``Engine`` for the promises; ``why``: one sentence."""
 
     poll_seconds: ClassVar[float] = 5.0
     node_limit = 0

@@ -50,7 +50,6 @@ def build() -> bytes:
 
 
 def _sources(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
-    """(path in the archive, content) of every module below a folder of the package."""
     for entry in folder.iterdir():
         if entry.is_dir():
             yield from _sources(entry, f"{name}/{entry.name}")
@@ -59,12 +58,10 @@ def _sources(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
 
 
 def hash_of(data: bytes) -> str:
-    """The archive's SHA-256, in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
 
 
 def name_of(data: bytes) -> str:
-    """The archive's file name, by its hash."""
     return f"agent-{hash_of(data)[:16]}.pyz"
 
 

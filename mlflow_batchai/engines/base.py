@@ -32,7 +32,6 @@ class Poll(NamedTuple):
 
     Attributes:
         state: of the whole: ALIVE while every node's agent lives, GONE when all or some are gone for certain.
-        detail: one sentence, for people.
         gone: indexes of the nodes whose agents are gone for certain.
         unknown: indexes of the nodes that could not be asked.
         nodes: index -> one sentence on that node, of those that are gone or unknown.
@@ -80,13 +79,7 @@ class Terms(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """Requirements of a job, from its plan.
-
-    Attributes:
-        volumes: those to mount.
-        container: what to run in, or None.
-        python: the training interpreter.
-    """
+    """Requirements of a job, from its plan."""
 
     volumes: Sequence[Volume]
     container: Container | None
@@ -99,7 +92,6 @@ class CheckResult:
     """Result of a check.
 
     Attributes:
-        usable: nodes that a job could be sent to.
         missing: tools that nodes lack and that can be sent to them -> the kinds of machine that those are.
         warnings: sentences on what is wrong and doesn't matter to the job.
     """
@@ -113,13 +105,8 @@ class StartRequest(NamedTuple):
     """A command to start on nodes.
 
     Attributes:
-        job: the job's id.
         mark: what its processes carry in their environment.
-        folder: the job folder on the control share.
-        attempt: from 1.
-        node_count: nodes wanted, all or none.
         secrets: what agents are told on their standard input and nowhere else (``agent/agent.py``).
-        terms: for a scheduler.
     """
 
     job: str
@@ -135,12 +122,7 @@ class StartRequest(NamedTuple):
 
 
 class NodeCommand(NamedTuple):
-    """The command that one node would run.
-
-    Attributes:
-        root: the node's own folder.
-        archive: the agent's, on the node.
-    """
+    """The command that one node would run."""
 
     node: int
     argv: tuple[str, ...]
@@ -169,11 +151,7 @@ class Engine(Protocol):
         """Nodes of the cluster."""
 
     def check(self, node_count: int, needs: Needs | None = None) -> CheckResult:
-        """Whether a job of that many nodes could start.
-
-        Raises:
-            ClusterError: it could not, and why.
-        """
+        """Whether a job of that many nodes could start. Raises ClusterError: it could not, and why."""
 
     def render(self, request: StartRequest) -> Sequence[NodeCommand]:
         """Show what each node would run, without starting anything (node indexes of the cluster are not chosen yet)."""
@@ -192,9 +170,6 @@ class Engine(Protocol):
 
     def end_job(self, job: str) -> None:
         """End whatever runs of a job on the cluster's nodes, of any attempt, known by its mark: its handle can't be trusted.
-
-        Args:
-            job: its id.
 
         Raises:
             ClusterError: some of it may still run.

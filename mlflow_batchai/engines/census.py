@@ -29,7 +29,6 @@ class Reservation(NamedTuple):
     Attributes:
         mark: what the job's processes carry: ``<job id>/<attempt>``.
         folder: the job folder on the control share, empty if an earlier version took the reservation.
-        nodes: indexes of its nodes in the cluster.
         started: whether it has all its nodes.
         why: why it waits, in a scheduler's words.
     """
@@ -48,6 +47,19 @@ class Place(NamedTuple):
     name: str
     address: str
     port: int | None
+
+
+class Known(NamedTuple):
+    """A node as it is known before it is asked what it does.
+
+    Attributes:
+        lost: why it can't be asked.
+        trouble: why no job can be sent to it, or nothing.
+    """
+
+    place: Place
+    lost: ClusterError | None = None
+    trouble: str = ""
 
 
 class NodeReport(NamedTuple):
@@ -88,7 +100,6 @@ def work_out(
     Args:
         said: of each node: what ``host.census`` says of it, or why it could not be asked.
         problems: why no job can be sent to it, or nothing.
-        book: the queue's reservations.
     """
     reservations = [reservation for entry in book if (reservation := _reservation(entry, said)) is not None]
     by_number = {reservation.number: reservation for reservation in reservations}

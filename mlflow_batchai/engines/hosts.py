@@ -17,10 +17,8 @@ from typing import Any, ClassVar
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.plan import plain
 from mlflow_batchai.agent.reservation.agents import ARRIVAL_SECONDS
-from mlflow_batchai.engines import asking
-from mlflow_batchai.engines.asking import Known
 from mlflow_batchai.engines.base import Handle, Needs, NodeCommand, Poll, PollState, StartRequest, other_engine, unknown_poll
-from mlflow_batchai.engines.census import Census, Place
+from mlflow_batchai.engines.census import Census, Known, Place, Said, work_out
 from mlflow_batchai.engines.machines import Answer, Node
 from mlflow_batchai.engines.parallel import at_once, in_background
 from mlflow_batchai.errors import ClusterError
@@ -30,7 +28,6 @@ CANCEL_SECONDS = 40.0
 POLL_PATIENCE_SECONDS = 2.0
 # How long a node may take for an answer that costs it nothing: one that hangs must not hold up a job's end for long.
 ANSWER_SECONDS = 10.0
-
 
 Outcome = Answer | ClusterError
 # A node of a handle: its name and id.
@@ -43,7 +40,6 @@ class Hosts:
     Args:
         nodes: the first one keeps the book.
         book: the book's folder, as that node's machine sees it.
-        share: the control share's path on the nodes, or its address.
     """
 
     kind: ClassVar[str]
@@ -67,10 +63,41 @@ class Hosts:
         return [""] * len(places)
 
     def census(self) -> Census:
-        return asking.census(self._nodes, self._known(), self._book, self._each)
+        # One question a machine, and one for the queue to the first node.
+        known = self._known()
+        groups: dict[int, list[int]] = {}
+        for index, node in enumerate(self._nodes):
+            if known[index].lost is None:
+                groups.setdefault(id(node.machine), []).append(index)
+        calls: list[Callable[[], Answer]] = []
+        if known[0].lost is None:
+            calls.append(functools.partial(self._nodes[0].machine.ask, "listing", book=self._book))
+        for group in groups.values():
+            roots = [self._nodes[index].root for index in group]
+            calls.append(functools.partial(self._nodes[group[0]].machine.ask, "census", roots=roots))
+        answers = self._each(calls)
+        listed = answers.pop(0) if known[0].lost is None else {"reservations": []}
+        if isinstance(listed, ClusterError):
+            raise listed
+        said: list[Said] = [one.lost or ClusterError("") for one in known]
+        for group, answer in zip(groups.values(), answers, strict=True):
+            for position, index in enumerate(group):
+                if isinstance(answer, ClusterError):
+                    said[index] = answer
+                else:
+                    told = answer["nodes"][position]
+                    said[index] = {**told, "id": self._nodes[index].id or told["id"]}
+        found = work_out([one.place for one in known], said, [one.trouble for one in known], listed["reservations"])
+        return found if known[0].lost is None else found._replace(trouble=str(known[0].lost))
 
     def admit(self, count: int) -> None:
-        asking.admit(self._nodes, count, self._each)
+        calls = [
+            functools.partial(node.machine.ask, "drain", root=node.root, drained=index >= count)
+            for index, node in enumerate(self._nodes)
+        ]
+        errors = [str(said) for said in self._each(calls) if isinstance(said, ClusterError)]
+        if errors:
+            raise ClusterError("; ".join(errors))
 
     def _known(self) -> Sequence[Known]:
         """The nodes, before they are asked what they do."""
@@ -90,7 +117,6 @@ class Hosts:
         return lack, {tool: {said["machine"]} for tool in said["lacking"]}
 
     def _usable(self, node_count: int) -> Sequence[Node]:
-        """The nodes that jobs can be sent to."""
         if node_count > self.node_limit:
             raise ClusterError(f"the job wants {node_count} nodes and the cluster has {self.node_limit}")
         return self._nodes
@@ -109,7 +135,7 @@ class Hosts:
     def submit(self, request: StartRequest) -> Handle:
         usable = {node.id: node for node in self._usable(request.node_count)}
         asked = time.monotonic()
-        reservation = asking.reserve(usable, self._nodes[0].machine, self._book, request, self._each)
+        reservation = self._reserve(usable, request)
         chosen = [usable[identity] for identity in reservation["nodes"]]
         handle: dict[str, Any] = {
             "engine": self.kind,
@@ -154,6 +180,31 @@ class Hosts:
             undo.pop_all()
         return handle
 
+    def _reserve(self, usable: Mapping[str, Node], request: StartRequest) -> Answer:
+        """Reserve nodes, after asking them which earlier reservations have ended: only they can know."""
+        first = self._nodes[0].machine
+        earlier = first.ask("listing", book=self._book)["reservations"]
+        calls = []
+        for identity, node in usable.items():
+            asked = [(reservation["number"], reservation["age"]) for reservation in earlier if identity in reservation["nodes"]]
+            calls.append(functools.partial(node.machine.ask, "ended", root=node.root, asked=asked))
+        ended, drained = {}, []
+        for identity, said in zip(usable, self._each(calls), strict=True):
+            if isinstance(said, ClusterError):
+                raise said
+            ended[identity] = said["ended"]
+            drained += [identity] if said["drained"] else []
+        return first.ask(
+            "reserve",
+            book=self._book,
+            nodes=list(usable),
+            job=request.mark,
+            count=request.node_count,
+            ended=ended,
+            drained=drained,
+            folder=request.folder,
+        )
+
     def _queue_node(self) -> str:
         """The id of the node that keeps the queue; nothing where no other book could be used by mistake."""
         return ""
@@ -183,7 +234,6 @@ class Hosts:
         return other_engine(handle, self.kind)
 
     def _poll_of(self, handle: Handle, said: Mapping[NodeKey, Mapping[int, Outcome]]) -> Poll:
-        """One job's poll, of what its nodes have said."""
         silent = {entry["name"]: ClusterError(f"node {entry['name']} has not answered yet") for entry in handle["nodes"]}
         answers = [said[_key(entry)].get(handle["ticket"], silent[entry["name"]]) for entry in handle["nodes"]]
         gone = tuple(index for index, said in enumerate(answers) if isinstance(said, dict) and not said["alive"])
@@ -202,7 +252,6 @@ class Hosts:
         return Poll(PollState.ALIVE, frozen=frozen, failures=failures)
 
     def _described(self, handle: Handle, index: int, said: Outcome) -> str:
-        """Describe a node that is gone or could not be asked."""
         if isinstance(said, ClusterError):
             return str(said)
         return f"the agent of {self._called(handle, index)} is gone" + (f": {said['last']}" if said["last"] else "")
@@ -272,7 +321,6 @@ class Hosts:
             raise ClusterError("; ".join(errors) + "; what runs there of the job may go on: end it by hand")
 
     def _end(self, handle: Handle, entries: Sequence[Handle]) -> Answer:
-        """End the job on one machine."""
         return _end_marked(handle["mark"], [(self._asking(entry), self._expected(entry)) for entry in entries])
 
     def close(self) -> None:
@@ -280,8 +328,6 @@ class Hosts:
             machine.close()
         self._asked.clear()
         self._said.clear()
-
-    # Small things.
 
     def _arguments(self, request: StartRequest, index: int, node: Node) -> list[str]:
         return [
@@ -314,11 +360,7 @@ def _key(entry: Handle) -> NodeKey:
 
 
 def _end_marked(mark: str, nodes: Sequence[tuple[Node, str]]) -> Answer:
-    """End what carries a mark on one machine.
-
-    Args:
-        nodes: those of it, each with the id that it must have, or nothing.
-    """
+    """End what carries a mark on one machine; ``nodes``: those of it, each with the id that it must have, or nothing."""
     machine = nodes[0][0].machine
     # A node that is gone is known by now, not after the minutes that the end may take.
     machine.ask("ended", ANSWER_SECONDS, root=nodes[0][0].root, asked=[])

@@ -31,10 +31,7 @@ class LocalHosts(Hosts):
 
     Args:
         home: the client's folder (``$BATCHAI_HOME``).
-        cluster: the cluster's name.
-        nodes: how many.
         divided: among how many nodes the machine's GPUs are divided: resizing must not move those of running jobs.
-        share: the control share's directory, or its address.
     """
 
     kind = "local"

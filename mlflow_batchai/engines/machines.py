@@ -75,7 +75,6 @@ class Node(NamedTuple):
     """One node of the cluster.
 
     Attributes:
-        name: for people.
         root: its own folder, on its own disk.
         part: ``I/N/M``: the I-th of the N nodes that its machine is cut into, and of the M among which the GPUs are divided.
         id: who it is, whatever it is called: in the queue.
@@ -89,11 +88,7 @@ class Node(NamedTuple):
 
 
 class LocalMachine:
-    """This machine.
-
-    Args:
-        agents: the folder that the agent's archive is kept in.
-    """
+    """This machine; ``agents``: the folder that the agent's archive is kept in."""
 
     title = "this machine"
     address = None
@@ -106,7 +101,6 @@ class LocalMachine:
 
     @property
     def command(self) -> list[str]:
-        """The agent's command, its archive built once for all nodes."""
         if self._command is None:
             archive.stored(self._agents)
             self._command = [*self._start, self.archive]
@@ -143,8 +137,6 @@ class SshMachine:
     again over a new one, once: every verb may be asked twice.
 
     Args:
-        name: in messages.
-        target: where and how.
         root: the node's own folder: absolute, or below the login's home (``~/``).
         python: the interpreter on it that runs the agent.
     """
@@ -178,18 +170,18 @@ class SshMachine:
     def ask(self, verb: str, timeout: float = ASK_SECONDS, **arguments: Any) -> Answer:
         line = json.dumps({"verb": verb, "arguments": arguments}).encode()
         with self._lock:
-            fresh = self._stream is None
-            try:
-                said = self._served().ask(line, timeout)
-            except ConnectionLostError:
-                self._drop()
-                if fresh:
-                    raise
-                said = self._again(line, timeout)
-            except ClusterError:
-                # Its answer may still come; it must not be taken for that to another question.
-                self._drop()
-                raise
+            again = self._stream is not None
+            while True:
+                try:
+                    self._stream = self._stream or self._serve()
+                    said = self._stream.ask(line, timeout)
+                    break
+                except ClusterError as error:
+                    # Its answer may still come; it must not be taken for that to another question.
+                    self._drop()
+                    if not (again and isinstance(error, ConnectionLostError)):
+                        raise
+                    again = False
         answer: Answer = json.loads(said)
         if "error" in answer:
             raise ClusterError(f"{self.title}: {answer['error']}")
@@ -202,19 +194,6 @@ class SshMachine:
         if line is not None and folder:
             line = f"cd {shlex.quote(folder)} && {line}"
         return ShellCommand(ssh_command(self.connection.target, line, forwards, terminal), None)
-
-    def _again(self, line: bytes, timeout: float) -> bytes:
-        try:
-            said: bytes = self._served().ask(line, timeout)
-            return said
-        except ClusterError:
-            self._drop()
-            raise
-
-    def _served(self) -> Stream:
-        if self._stream is None:
-            self._stream = self._serve()
-        return self._stream
 
     def _serve(self) -> Stream:
         """Start what answers us; the archive is sent if it isn't there."""
@@ -259,7 +238,6 @@ class SshMachine:
         return "its login prints more than can be read over; silence it for shells without a terminal"
 
     def _explained(self, reason: str) -> str:
-        """Why the agent can't run there, and what to do."""
         if reason.endswith(("another user", "is not a folder", "other users can write")) or "can't be made" in reason:
             return f"{reason}; mend that, or name another folder (root in the cluster document)"
         if reason.endswith("install 3.9 or newer"):

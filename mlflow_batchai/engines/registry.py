@@ -20,11 +20,8 @@ class Site:
     """Arguments from which an engine is built.
 
     Attributes:
-        cluster: its name.
-        home: the client's folder (``$BATCHAI_HOME``).
         nodes: how many nodes the cluster was made larger to, or has by its document.
         share: the control share's path on the nodes, or its address.
-        python: the training interpreter of the nodes.
         identity: reads the control share's identity; called when it is needed.
         secret: makes what opens the control share for nodes; None where it is a path.
     """
@@ -57,11 +54,7 @@ class EngineKind:
     uses: tuple[str, ...] = ()
 
     def build(self, site: Site) -> Engine:
-        """The engine of a cluster.
-
-        Raises:
-            ClusterError: it can't be made of the document, or a library is missing.
-        """
+        """The engine of a cluster. Raises ClusterError: it can't be made of the document, or a library is missing."""
         made: Engine = importlib.import_module(self.module).build(site)
         return made
 

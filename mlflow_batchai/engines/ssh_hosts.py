@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 from mlflow_batchai.agent.place import OTHER_QUEUE
 from mlflow_batchai.documents.cluster import ClusterDocument
-from mlflow_batchai.engines.asking import Known
 from mlflow_batchai.engines.base import CheckResult, Handle, Needs
-from mlflow_batchai.engines.census import Place
+from mlflow_batchai.engines.census import Known, Place
 from mlflow_batchai.engines.hosts import Hosts
 from mlflow_batchai.engines.machines import Answer, Node, SshMachine
 from mlflow_batchai.engines.registry import Site
@@ -42,13 +41,7 @@ class SshNode(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """What a look at all nodes has found.
-
-    Attributes:
-        usable: the nodes that jobs can be sent to.
-        problems: a sentence on each of the others.
-        missing: as in ``CheckResult``.
-    """
+    """What a look at all nodes has found."""
 
     usable: list[Node]
     problems: list[str]
@@ -83,7 +76,6 @@ class SshHosts(Hosts):
 
     Args:
         nodes: the first one keeps the book.
-        share: the control share's path on the nodes, or its address.
         python: what runs the agent there.
         trainer: the training interpreter there.
         identity: the control share's identity, read when it is needed.

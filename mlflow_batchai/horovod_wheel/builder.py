@@ -72,7 +72,6 @@ def build(
     leaves its log in the cache, and no wheel.
 
     Args:
-        python: path or name of the interpreter the wheel is for.
         framework: "tensorflow" or "torch".
         out: folder that gets a copy, made if it isn't there; the result is then the copy's path.
         progress: called with a few words whenever there is news ("compiling 42 %"), at last with what the wheel can do.
@@ -192,7 +191,6 @@ def _build_into(
 
 
 def _fetched(pip: Pip, work: Path) -> Path:
-    """Horovod's source archive from pip's index."""
     pip.progress(f"fetching Horovod {HOROVOD_VERSION}")
     pinned = work / "requirements.txt"
     pinned.write_text(f"horovod=={HOROVOD_VERSION} --hash=sha256:{SDIST_SHA256}\n", encoding="utf-8")
@@ -208,8 +206,6 @@ def try_wheel(wheel: Path, interpreter: Interpreter, environ: Mapping[str, str],
     """A few words on what the wheel can do, after it was imported and, with ``nccl``, has reduced a tensor on a GPU.
 
     Args:
-        nccl: whether it was to be built for GPUs.
-        log: what the trial says is appended.
         tools: folder with what Horovod needs and the interpreter lacks; pip installs that along with the wheel.
 
     Raises:

@@ -207,7 +207,6 @@ def _find_toolkit(target: Target, interpreter: Interpreter, environ: Mapping[str
 
 
 def _compilers(target: Target, interpreter: Interpreter, environ: Mapping[str, str]) -> Iterator[str]:
-    """Paths where nvcc may be, each a program."""
     named = [environ[name] for name in ("HOROVOD_CUDA_HOME", "CUDA_HOME", "CUDA_PATH") if environ.get(name)]
     paths = [os.path.join(os.path.expanduser(home), "bin", "nvcc") for home in named]
     paths.append(shutil.which("nvcc", path=environ.get("PATH", os.defpath)) or "")

@@ -111,15 +111,10 @@ class Account:
         self._shares = shares
 
     def list(self) -> list[ShareEntry]:
-        """Its file shares."""
         return self._shares.list()
 
     def create(self, share: str, quota: int | None = None) -> bool:
-        """Make a file share; False if it was there.
-
-        Raises:
-            UsageError: no share can be called that.
-        """
+        """Make a file share; False if it was there. Raises UsageError: no share can be called that."""
         if not _SHARE.fullmatch(share):
             raise UsageError(
                 f"no file share can be called '{share}': it takes 3 to 63 small letters, digits and single hyphens between them"
@@ -127,21 +122,13 @@ class Account:
         return self._shares.create(share, quota)
 
     def delete(self, share: str) -> None:
-        """Remove a file share with all that is on it.
-
-        Raises:
-            StorageNotFoundError: there is none of that name.
-        """
+        """Remove a file share with all that is on it. Raises StorageNotFoundError: there is none of that name."""
         with self._found(share):
             self._shares.delete(share)
 
     @contextlib.contextmanager
     def using(self, share: str) -> Iterator[Share]:
-        """One of its shares, for what is done inside.
-
-        Raises:
-            StorageNotFoundError: there is none of that name.
-        """
+        """One of its shares, for what is done inside. Raises StorageNotFoundError: there is none of that name."""
         with self._found(share):
             yield self._shares.open(share)
 

@@ -26,33 +26,27 @@ LARGEST_SKEW_SECONDS = 600.0
 EXISTS = frozenset(("ResourceAlreadyExists", "ResourceTypeMismatch", "ShareAlreadyExists"))
 
 # https://learn.microsoft.com/rest/api/storageservices/file-service-error-codes and .../common-rest-api-error-codes
-BY_CODE = {
-    **dict.fromkeys(("ShareBeingDeleted", "ShareDisabled"), "the share is being deleted, or is disabled ({code})"),
-    **dict.fromkeys(FULL, "the share is full; delete from it, or raise its quota"),
-    **dict.fromkeys(
-        ("ServerBusy", "OperationTimedOut", "InternalError", "TooManyRequests"),
-        "the storage account is too busy ({code}); try again later",
+_SENTENCES: dict[str | tuple[str, ...], str] = {
+    ("ShareBeingDeleted", "ShareDisabled"): "the share is being deleted, or is disabled ({code})",
+    FULL: "the share is full; delete from it, or raise its quota",
+    ("ServerBusy", "OperationTimedOut", "InternalError", "TooManyRequests"): (
+        "the storage account is too busy ({code}); try again later"
     ),
-    **dict.fromkeys(
-        ("SharingViolation", "FileLockConflict", "DeletePending", "ClientCacheFlushDelay", "CannotDeleteFileOrDirectory"),
-        "another process holds it open or is deleting it ({code}); try again when that has ended",
+    ("SharingViolation", "FileLockConflict", "DeletePending", "ClientCacheFlushDelay", "CannotDeleteFileOrDirectory"): (
+        "another process holds it open or is deleting it ({code}); try again when that has ended"
     ),
-    **dict.fromkeys(
-        ("InvalidResourceName", "InvalidFileOrDirectoryPathName", "InvalidUri", "RequestUrlFailedToParse", "OutOfRangeInput"),
-        "that can't be a name on an Azure file share ({code}); rename it",
+    ("InvalidResourceName", "InvalidFileOrDirectoryPathName", "InvalidUri", "RequestUrlFailedToParse", "OutOfRangeInput"): (
+        "that can't be a name on an Azure file share ({code}); rename it"
     ),
     "ResourceTypeMismatch": "a file lies where a folder is wanted, or a folder where a file is; remove it",
     "AccountIsDisabled": "the storage account '{account}' is disabled; enable it, or use another one",
     "KeyBasedAuthenticationNotPermitted": "the storage account '{account}' takes no keys; log in (az login) and give no key",
-    **dict.fromkeys(
-        NOT_PERMITTED,
-        "the {kind} lacks the permission for this ({code}); {grant}",
-    ),
-    **dict.fromkeys(
-        ("AuthorizationFailure", "AuthorizationProtocolMismatch", "AuthorizationSourceIPMismatch"),
-        "the account refuses this machine or this request ({code}): look at its network rules, or at those of the SAS",
+    NOT_PERMITTED: "the {kind} lacks the permission for this ({code}); {grant}",
+    ("AuthorizationFailure", "AuthorizationProtocolMismatch", "AuthorizationSourceIPMismatch"): (
+        "the account refuses this machine or this request ({code}): look at its network rules, or at those of the SAS"
     ),
 }
+BY_CODE = {code: said for codes, said in _SENTENCES.items() for code in ((codes,) if isinstance(codes, str) else codes)}
 _REFUSED = (
     "storage account '{account}' refused the {kind} ({code}): it is wrong, was renewed, or of another account; correct it"
 )
@@ -128,13 +122,11 @@ def _of_answer(location: AzureLocation, credential: Credential, path: str, error
 
 
 def code_of(error: HttpResponseError) -> str:
-    """The service's error code; empty if it gave none."""
     found = getattr(error, "error_code", None) or getattr(error.response, "headers", {}).get("x-ms-error-code")
     return str(getattr(found, "value", found) or "")
 
 
 def _of_time(error: HttpResponseError, credential: Credential) -> str | None:
-    """Explain a refusal that has to do with time, if it has."""
     date = getattr(error.response, "headers", {}).get("Date", "")
     with contextlib.suppress(TypeError, ValueError):
         ahead = (datetime.now(timezone.utc) - parsedate_to_datetime(date)).total_seconds()

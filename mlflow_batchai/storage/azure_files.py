@@ -96,7 +96,6 @@ class AzureFilesShare:
         return ThreadPoolExecutor(AT_ONCE, "batchai-share")
 
     def _full(self, path: str) -> str:
-        """The path from the share's root."""
         parts = [part for part in path.split("/") if part]
         if ".." in parts or "." in parts:
             raise ShareError(f"share {self.url}: {path!r} is no path on it")
@@ -107,8 +106,6 @@ class AzureFilesShare:
 
     def _errors(self, full: str) -> contextlib.AbstractContextManager[None]:
         return translated(self.location._replace(folder=""), self._credential, full)
-
-    # Reading.
 
     def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
         full = self._full(path)
@@ -239,8 +236,6 @@ class AzureFilesShare:
             return []
         return sorted(entry for entry in found if not entry.name.startswith(TEMPORARY) and entry.name != STRAY)
 
-    # Writing.
-
     def write(self, path: str, data: bytes) -> None:
         self.send(path, io.BytesIO(data), len(data))
 
@@ -333,7 +328,6 @@ class AzureFilesShare:
             raise ShareError(f"share {self.location.root}: '{full}' can't be written: '{folder}' is a file") from None
 
     def _make(self, folder: str) -> None:
-        """A directory with its parents."""
         try:
             self._make_directory(folder)
         except ShareNotFoundError:
@@ -354,7 +348,6 @@ class AzureFilesShare:
                 self._delete_directory(full)
 
     def _empty(self, full: str) -> None:
-        """Remove all that lies in a directory."""
         folders = []
         running = []
         with self._errors(full):
@@ -404,11 +397,7 @@ class AzureFilesShare:
 
 
 class AzureShares:
-    """The file shares of a storage account.
-
-    Raises:
-        ShareError: what opens it can't be used.
-    """
+    """The file shares of a storage account. Raises ShareError: what opens it can't be used."""
 
     def __init__(self, account: str, endpoint: str) -> None:
         self._location = AzureLocation(endpoint, account, "")
@@ -420,7 +409,6 @@ class AzureShares:
         return translated(self._location._replace(share=share), self._credential, "")
 
     def list(self) -> list[ShareEntry]:
-        """All of them, by name."""
         with self._errors(""):
             found = self._client.list_shares()
             return sorted(ShareEntry(share.name, share.quota, share.last_modified.timestamp()) for share in found)

@@ -19,7 +19,6 @@ class Entry(NamedTuple):
     """One name in a directory of a share.
 
     Attributes:
-        name: without its path.
         size: bytes; 0 for a directory.
         modified: when it was last written, in seconds since the epoch; None where the service doesn't say.
     """
@@ -122,7 +121,6 @@ class Share(Protocol):
 
         Args:
             source: read to its end.
-            size: how many bytes it has.
 
         Raises:
             ShareError: it has not so many, or reading it raised OSError or ValueError; what else that raises is raised.

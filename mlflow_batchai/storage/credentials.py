@@ -55,7 +55,6 @@ class Credential:
 
     @property
     def kind(self) -> str:
-        """Name of the credential's kind in sentences."""
         return "account key" if self.key else "SAS" if self.sas else "login"
 
 
@@ -243,7 +242,6 @@ def expiry(sas: str) -> datetime | None:
 
 
 def _checked(account: str, found: Credential, source: str = "") -> Credential:
-    """The same, tidied."""
     key = (found.key or "").strip() or None
     sas = (found.sas or "").strip().lstrip("?") or None
     if key:
@@ -277,7 +275,6 @@ def _of_connection(account: str) -> Credential | None:
 
 
 def _configured(account: str) -> Connection | None:
-    """Entry for an account in ``shares`` of config.yaml."""
     file = settings()
     entry = {name.lower(): entry for name, entry in file.shares.items()}.get(account) if file else None
     if entry is None:

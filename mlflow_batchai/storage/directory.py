@@ -182,15 +182,10 @@ class DirectoryShare:
             return self.local(path)
 
     def _make(self, path: str) -> safeopen.Descriptor:
-        """A directory with its parents."""
         return self._making(path, lambda *how: safeopen.make_folders(str(self._base), self._below(path), *how))
 
     def _making(self, path: str, step: Callable[..., Made]) -> Made:
-        """Do something that makes folders.
-
-        Args:
-            step: takes ``made`` and ``within`` (``safeopen.make_folders``).
-        """
+        """Do something that makes folders; ``step``: takes ``made`` and ``within`` (``safeopen.make_folders``)."""
         if f"{path}/".startswith(f"{self._kept}/"):
             root = mountfiles.which(str(self._base))
             try:

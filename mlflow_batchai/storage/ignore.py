@@ -45,10 +45,6 @@ class Rule(NamedTuple):
 class IgnoreRules:
     """The rules that hold in one folder of a project: its own, and those of the folders above it up to the project's.
 
-    Args:
-        folder: where its ignore files lie.
-        above: the rules of the folder that it lies in.
-
     Raises:
         ProjectError: an ignore file can't be read.
     """
@@ -76,7 +72,6 @@ class IgnoreRules:
 
 
 def _lines(folder: Path) -> list[tuple[str, str]]:
-    """(name of the ignore file, line) of all of a folder's."""
     lines: list[tuple[str, str]] = []
     for name in NAMES:
         path = folder / name

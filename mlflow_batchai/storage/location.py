@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from typing import NamedTuple, NoReturn
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
+from mlflow_batchai.agent.share import is_web_address as is_web_address
+from mlflow_batchai.agent.share.base import is_numbered
 from mlflow_batchai.errors import ShareError
 
 _HOST = re.compile(r"(?:[a-z0-9_.-]+|\[[0-9a-f:.]+\])(?::\d+)?", re.ASCII)
@@ -31,12 +32,10 @@ class AzureLocation(NamedTuple):
 
     @property
     def url(self) -> str:
-        """The address that ``parse`` takes."""
         return f"{self.root}/{quote(self.folder)}" if self.folder else self.root
 
     @property
     def root(self) -> str:
-        """The address of the whole share."""
         return f"{self.endpoint}/{self.share}"
 
     def served_by(self, endpoint: str | None) -> AzureLocation:
@@ -52,11 +51,6 @@ class AzureLocation(NamedTuple):
     def below(self, path: str) -> AzureLocation:
         """A folder of this one. Raises ShareError for a path that leads out of it."""
         return self._replace(folder="/".join(part for part in (self.folder, *_parts(path, self.url)) if part))
-
-
-def is_web_address(url: str) -> bool:
-    """Whether a share is given by a web address: ``parse`` refuses addresses of other kinds."""
-    return url.lower().startswith(("https://", "http://"))
 
 
 def parse(url: str, account: str | None = None) -> AzureLocation:
@@ -82,7 +76,7 @@ def parse(url: str, account: str | None = None) -> AzureLocation:
         _wrong(shown, "holds a user or password; credentials have a key of their own")
     if parts.query or parts.fragment:
         _wrong(shown, "goes on with '?' or '#'; take that off, and give a SAS as credentials or in AZURE_STORAGE_SAS_TOKEN")
-    numbered = host == "localhost" or _is_ip(host)
+    numbered = is_numbered(host)
     if parts.scheme != "https" and not (parts.scheme == "http" and numbered):
         _wrong(shown, "is not an https address")
     if not _HOST.fullmatch(parts.netloc.lower()):
@@ -99,11 +93,7 @@ def parse(url: str, account: str | None = None) -> AzureLocation:
 
 
 def account_of(endpoint: str, service: str = "file") -> str | None:
-    """The account that an endpoint is of, None if it is no endpoint of one.
-
-    Args:
-        service: ``file`` or ``blob``.
-    """
+    """The account that an endpoint is of, None if it is no endpoint of one; ``service``: ``file`` or ``blob``."""
     try:
         location = parse(f"{endpoint}/share".replace(f".{service}.", ".file.", 1))
     except ShareError:
@@ -122,14 +112,6 @@ def _account(parts: SplitResult, host: str, numbered: bool, shown: str) -> tuple
     if not found:
         _wrong(shown, f"is not of the form {FORM}")
     return _ZONE.sub("", account), base, path
-
-
-def _is_ip(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def _parts(path: str, shown: str) -> list[str]:

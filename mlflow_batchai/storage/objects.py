@@ -43,11 +43,8 @@ class StagedFile(NamedTuple):
 
     Attributes:
         path: relative, with ``/``.
-        source: where it lies here.
-        sha256: of its content.
         mode: permission bits that a copy gets (0644 or 0755).
         link: the target, if it is a symbolic link inside the tree.
-        size: bytes of its content.
     """
 
     path: str
@@ -58,7 +55,6 @@ class StagedFile(NamedTuple):
     size: int = 0
 
     def entry(self) -> CodeFile:
-        """Entry in the plan."""
         if self.link is not None:
             return CodeFile(self.path, link=self.link)
         return CodeFile(self.path, self.sha256, self.mode)

@@ -114,8 +114,6 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
         worker_epochs = state.get("worker_epochs", found.epochs_done)
         return {"epochs_done": found.epochs_done, "batches": found.batches, "worker_epochs": worker_epochs}
 
-    # --- what Keras calls -------------------------------------------------------------------------------------------
-
     def on_train_begin(self, logs: Any = None) -> None:
         """Take SIGTERM from now on; raise RuntimeError if ``restore`` was not called."""
         if self._compiled_rate is None:
@@ -126,7 +124,6 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
             sys.excepthook = self._end_by_exception
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Count from here; end if SIGTERM came after the last batch."""
         if self._told is not None and _writes():
             self._end_saved()
         self._epoch, self._batches = epoch, 0
@@ -136,7 +133,6 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
     # Begins, not ends: a callback that has ``on_train_batch_end`` would have Keras wait for every step's logs.
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Save and end, if SIGTERM came."""
         self._batches = batch
         self._save_if_told()
 
@@ -145,7 +141,6 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._batches = max(self._batches + 1, self.params.get("steps") or 0)
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Save and end, if SIGTERM came while this epoch is validated."""
         self._save_if_told()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -160,8 +155,6 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if self._told is not None:
             self._end()
         self._give_back()
-
-    # --- saving -----------------------------------------------------------------------------------------------------
 
     def _save_if_told(self) -> None:
         if self._told is None:
@@ -188,8 +181,6 @@ class CheckpointCallback(keras.callbacks.Callback):  # type: ignore[misc]
             self._saved = None
         else:
             self._saved = f"{after} as {os.path.basename(path)}"
-
-    # --- SIGTERM ----------------------------------------------------------------------------------------------------
 
     def _take(self, number: int, frame: Any) -> None:
         if self._told is None:

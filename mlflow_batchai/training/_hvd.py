@@ -83,22 +83,18 @@ def active() -> Any:
 
 
 def major_version(module: Any) -> int:
-    """Return the first number of a module's ``__version__``."""
     return int(str(module.__version__).split(".")[0])
 
 
 def on_torch(hvd: Any) -> bool:
-    """Say whether this is the binding for torch."""
     return bool(hvd.__name__ == "horovod.torch")
 
 
 def keras_on(backend: str) -> bool:
-    """Say whether Keras computes with this backend."""
     return bool(importlib.import_module("keras").backend.backend() == backend)
 
 
 def first_input(data: Any) -> Any:
-    """Return the first tensor of the inputs of a batch, or None."""
     import keras
 
     x = keras.utils.unpack_x_y_sample_weight(data)[0]
@@ -159,7 +155,6 @@ def broadcast_bytes(hvd: Any, data: bytes, root_rank: int, name: str) -> bytes:
 
 
 def arrays(variables: Iterable[Any]) -> list[Any]:
-    """Return Keras variables (or backend tensors) as NumPy arrays."""
     import keras
 
     return [keras.ops.convert_to_numpy(variable) for variable in variables]

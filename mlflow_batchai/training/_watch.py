@@ -112,7 +112,6 @@ class _Last(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def is_built(model: Any) -> bool:
-    """Say whether a model and all its layers have their variables."""
     return bool(model.built) and all(layer.built for layer in model._flatten_layers())
 
 

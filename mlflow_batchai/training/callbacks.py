@@ -70,7 +70,6 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
         del device
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Average ``logs`` in place."""
         hvd = _hvd.active()
         if hvd is None or logs is None:
             return
@@ -111,7 +110,6 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         self._epoch = 0
 
     def multiplier(self, epoch: float) -> float:
-        """Return the factor on ``initial_lr`` at ``epoch``."""
         if callable(self._multiplier):
             return self._multiplier(epoch)
         return float(self._multiplier ** (epoch - self.start_epoch))
@@ -133,7 +131,6 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
                 )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Note the epoch."""
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -147,7 +144,6 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
             self._set_rate(self._epoch + batch / self.steps_per_epoch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Add the rate to the logs as ``learning_rate``."""
         if logs is not None:
             logs["learning_rate"] = self._rate()
 
@@ -195,7 +191,6 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         return float((done * (size - 1) / self.warmup_epochs + 1) / size)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Log the rate; say on rank 0 when the warm-up has ended, if ``verbose``."""
         super().on_epoch_end(epoch, logs)
         if epoch == self.warmup_epochs - 1 and self.verbose > 0 and _hvd.binding().rank() == 0:
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {self._rate():g}.")

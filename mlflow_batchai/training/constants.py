@@ -18,13 +18,7 @@ class RanksDivergedError(RuntimeError):
 
 
 def diverged(when: str, sums: Sequence[str], name: str, difference: float, advice: str) -> RanksDivergedError:
-    """Return the error that ranks raise whose weights differ.
-
-    Args:
-        sums: checksums of the ranks' weights.
-        name: of the weights that differ most.
-        difference: how much, relative to the largest of them.
-    """
+    """Return the error that ranks raise whose weights differ; ``difference``: how much, relative to the largest of them."""
     shown = ", ".join(f"rank {rank} {text}" for rank, text in enumerate(sums[:16])) + (", ..." if len(sums) > 16 else "")
     return RanksDivergedError(
         f"The ranks hold different weights {when}: checksums {shown}; most in {name}, by {difference:.2g} of its largest"

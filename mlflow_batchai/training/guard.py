@@ -117,7 +117,6 @@ class _Loader:
 
 
 def _is_of_stock_callbacks(error: BaseException) -> bool:
-    """Whether Horovod's own Keras callbacks have raised it."""
     trace = error.__traceback__
     while trace is not None:
         if str(trace.tb_frame.f_globals.get("__name__")).startswith(("horovod._keras", "horovod.tensorflow.keras")):

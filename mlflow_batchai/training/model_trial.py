@@ -76,7 +76,6 @@ def stand_by() -> None:
 
 
 def _wanted() -> Facts | None:
-    """What the agent says of the model that is to be checked, if this is a job with one."""
     spool = os.environ.get("BATCHAI_SPOOL")
     if not spool:
         return None
@@ -323,7 +322,6 @@ def why_not(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """An error in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
 

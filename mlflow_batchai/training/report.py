@@ -38,7 +38,6 @@ AGAIN_SECONDS = 1.0
 # How long a process that ends waits for a disk that is full.
 LAST_SECONDS = 5.0
 
-
 # A line, and the names of the points in it.
 _Line = tuple[bytes, Sequence[str]]
 # Names in one record of what was dropped.
@@ -46,13 +45,11 @@ _MOST_NAMES = 1000
 
 _encoder = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
-
 _LONGEST_EXAMPLE = 128 << 10
 _RANK_VARIABLES = ("BATCHAI_RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK")
 
 
 def _encoded(text: str, more: str = "") -> bytes:
-    """A line of a JSON object, with another key."""
     return (text[:-1] + more + "}\n").encode("ascii")
 
 
@@ -63,7 +60,6 @@ class Spool:
 
     Args:
         folder: made if it isn't there.
-        rank: part of the file's name.
     """
 
     def __init__(self, folder: str, rank: int) -> None:
@@ -84,11 +80,7 @@ class Spool:
         atexit.register(self.finish)
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Write a record, or keep it until it can be written.
-
-        Raises:
-            TypeError, ValueError: JSON can't say it.
-        """
+        """Write a record, or keep it until it can be written. Raises TypeError, ValueError: JSON can't say it."""
         names = list(record["values"]) if record["type"] == "metric" else []
         self._incoming.append((_encoder.encode(record), names))
         self._work()
@@ -314,8 +306,6 @@ def keras_callback(images_per_epoch: int | None = None) -> Any:
     import keras
 
     class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
-        """Reports the logs of every epoch."""
-
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             self._began = time.monotonic()
 
@@ -384,7 +374,6 @@ def _whole(step: Any) -> int | None:
 
 
 def _number(value: Any) -> Any:
-    """The number as a record has it; None if it is none."""
     if isinstance(value, (str, bytes, bytearray)):
         return None
     try:

@@ -45,11 +45,7 @@ def open_artifacts(artifact_uri: str, *arguments: Any, **options: Any) -> Any:
 
 
 def refuse(*arguments: Any, **options: Any) -> NoReturn:
-    """MLflow's constructor of a registry store.
-
-    Raises:
-        RefusedError: always.
-    """
+    """MLflow's constructor of a registry store. Raises RefusedError: always."""
     from mlflow_batchai.training.tracking.job import RefusedError
 
     raise RefusedError(NO_REGISTRY)

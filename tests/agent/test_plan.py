@@ -140,12 +140,6 @@ BEFORE: dict[str, Any] = {
 }
 
 
-def test_a_container_that_blobfuse2_mounted_is_read_and_mounted_by_rclone() -> None:
-    record = SMALL.record()
-    record["volumes"] = [*record["volumes"], {"scope": "job", "path": "blobs", "kind": "azureBlob", "how": "blobfuse2"}]
-    assert read_plan(record).volumes[-1].mounted_by == "rclone"
-
-
 def test_a_plan_of_the_version_before() -> None:
     plan = read_plan(BEFORE)
     assert (plan.protocol, plan.preparation, plan.least_nodes, plan.setup_task) == (2, "", 1, None)

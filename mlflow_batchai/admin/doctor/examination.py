@@ -47,7 +47,6 @@ class NodeCheck:
         tell: called after each check of it.
 
     Attributes:
-        file: its name in a folder.
         answers: what it has said, by verb.
     """
 
@@ -145,7 +144,6 @@ def _machine(job: JobCheck, nodes: Sequence[NodeCheck]) -> list[NodeCheck]:
 
 
 def _reach(node: NodeCheck) -> bool:
-    """Whether a node answers, and runs the agent."""
     try:
         for name, text in node.node.machine.connect().items():
             node.tell(name, ok(text))

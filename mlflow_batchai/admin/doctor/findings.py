@@ -22,8 +22,6 @@ _FRAMEWORKS = {"tensorflow": "TensorFlow", "torch": "PyTorch"}
 
 
 class State(enum.Enum):
-    """Result of a check."""
-
     OK = "ok"
     WARNING = "warning"
     FAILED = "failed"
@@ -164,6 +162,5 @@ def _shown(interface: Answer) -> str:
 
 
 def named(texts: Sequence[str]) -> str:
-    """A list of nodes, the first few by name."""
     more = len(texts) - MOST_NAMED
     return ", ".join(texts[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -35,7 +35,6 @@ class Item:
         path: where it lies: a share's address with the path on it, ``node:path``, or a path of this machine.
         size: bytes that come free.
         modified: when it was last written or used, seconds since the epoch; None where that isn't known.
-        reason: a few words on why it can go.
         remove: frees it, and says whether it is gone; what is in use by now stays. It may be interrupted, and asked twice; it
             raises BatchAIError.
     """
@@ -48,7 +47,6 @@ class Item:
     remove: Callable[[], bool] = field(repr=False, compare=False)
 
     def row(self) -> dict[str, Any]:
-        """Plain data of the item."""
         when = None
         if self.modified is not None:
             when = datetime.fromtimestamp(self.modified, timezone.utc).isoformat(timespec="seconds")

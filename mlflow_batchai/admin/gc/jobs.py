@@ -194,7 +194,6 @@ def _removed(share: Share, folder: str, also: Sequence[str], attempt: int | None
 
 
 def _sizes(share: Share, tops: Sequence[str]) -> dict[str, int]:
-    """Bytes below each of several folders."""
     sizes = dict.fromkeys(tops, 0)
     level = [(top, top) for top in tops]
     while level:

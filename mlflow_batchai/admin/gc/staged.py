@@ -35,7 +35,6 @@ def find(share: Share, found: Sequence[str], going: Collection[str], age: Age) -
 
 
 def _folders(share: Share) -> list[str]:
-    """The folders that staged files lie in."""
     return [f"{OBJECTS}/{entry.name}" for entry in share.list(OBJECTS) if entry.is_directory and len(entry.name) == 2]
 
 
@@ -45,11 +44,7 @@ def _unnamed(share: Share, named: Collection[str], age: Age, folder: str) -> lis
 
 
 def named_hashes(share: Share, found: Sequence[str]) -> set[str]:
-    """SHA-256 of every staged file that a job names.
-
-    Raises:
-        ShareError: a plan can't be read, so that nobody knows.
-    """
+    """SHA-256 of every staged file that a job names. Raises ShareError: a plan can't be read, so that nobody knows."""
     hashes: set[str] = set()
     for folder, plan in zip(found, each(share, partial(places.plan_record, share), found), strict=True):
         if plan is not None:

@@ -23,7 +23,7 @@ from mlflow_batchai.agent.environment import allowed
 from mlflow_batchai.agent.environments import trainenv
 from mlflow_batchai.agent.mounts import tools
 from mlflow_batchai.agent.plan import Container, Tool, Volume, read
-from mlflow_batchai.agent.share import is_address, open_control
+from mlflow_batchai.agent.share import is_web_address, open_control
 from mlflow_batchai.agent.staging import SetupError
 
 Answer = dict[str, Any]
@@ -66,9 +66,6 @@ def facts() -> Answer:
 def training(python: str, seconds: float) -> Answer:
     """Examine the training interpreter by importing Horovod in it, in a rank's environment.
 
-    Args:
-        python: as the cluster document names it.
-
     Returns:
         ``path`` (None: there is no such program) and either ``trouble``, a few words on why it said nothing, or
         ``version``; ``horovod`` (its version, None where it can't be used); ``works``: [framework, version, what Horovod has:
@@ -99,7 +96,6 @@ def accelerators(part: str, wanted: int | None) -> Answer:
 
     Args:
         part: ``I/N/M``, as an agent is told it; ``0/1/1`` is the whole machine.
-        wanted: ``gpusPerNode`` of the cluster document.
 
     Returns:
         ``names``: one each (empty where only their number is known); ``count``; ``note``: where that comes from;
@@ -131,12 +127,6 @@ def accelerators(part: str, wanted: int | None) -> Answer:
 def offer(share: str, identity: str, path: str, sas: str | None = None) -> Answer:
     """Write a file on the control share.
 
-    Args:
-        share: the share's path on this node, or its address.
-        identity: the share's identity, as the client read it.
-        path: of the file, relative to the share.
-        sas: for an address.
-
     Returns:
         ``trouble``: None, or what ``place.share_problem`` says, or ``full``, or ``failed``; ``why``: what the system says of a
         write that failed, else empty; ``filesystem`` (``nfs4``, ...; ``Azure Files`` for an address).
@@ -149,14 +139,11 @@ def offer(share: str, identity: str, path: str, sas: str | None = None) -> Answe
         except OSError as error:
             # Whatever the permissions say, a server may map this user to nobody.
             reason, why = _WRITE_REASONS.get(error.errno or 0, "failed"), error.strerror or str(error)
-    return {"trouble": reason, "why": why, "filesystem": "Azure Files" if is_address(share) else place.filesystem(share)}
+    return {"trouble": reason, "why": why, "filesystem": "Azure Files" if is_web_address(share) else place.filesystem(share)}
 
 
 def listen(token: str, interface: str | None, seconds: float) -> Answer:
     """Answer peers with a token, for some seconds.
-
-    Args:
-        interface: the one that the cluster document names.
 
     Returns:
         ``interfaces``, ``port``, ``ports`` (the range that ranks listen in), ``machine`` (the same for nodes that meet on
@@ -192,7 +179,6 @@ def needs(volumes: Sequence[Any], container: Any, python: str) -> Answer:
 
     Args:
         volumes: those of the plan that have to be mounted, as plain data.
-        container: the same of the plan's, or None.
         python: the training interpreter, as the plan names it: rclone may be installed beside it.
 
     Returns:

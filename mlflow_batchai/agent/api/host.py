@@ -105,9 +105,7 @@ def start(
 
     Args:
         command: what runs the agent's archive; None: this interpreter and the archive that this is.
-        arguments: the agent's, without root and reservation.
         reservation: ``number``, ``age`` (seconds since it was made) and ``after``.
-        log: the agent's own log file, relative to the root.
         mark: the job's, by which the agent is known when it is to be ended.
         secrets: what the agent is told (see ``agent.agent.main``).
         keeper: the id of the node that keeps the queue; empty where there can be no other.
@@ -253,11 +251,7 @@ def _verb(name: str) -> Callable[..., Answer]:
 
 
 def answer(verb: str, arguments: Mapping[str, Any]) -> Answer:
-    """Do what is asked.
-
-    Raises:
-        HostError: it can't be done here, with the reason.
-    """
+    """Do what is asked. Raises HostError: it can't be done here, with the reason."""
     try:
         return _verb(verb)(**arguments)
     except boot.FolderError as error:

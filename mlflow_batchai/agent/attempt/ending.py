@@ -15,10 +15,9 @@ from typing import Any, Callable
 from mlflow_batchai.agent import outcome, protocol, staging
 from mlflow_batchai.agent.attempt import overrides
 from mlflow_batchai.agent.attempt.phases import Phases
-from mlflow_batchai.agent.layout import NodeLayout, node_id
+from mlflow_batchai.agent.layout import node_id
 from mlflow_batchai.agent.outcome import Failure, Stop
-from mlflow_batchai.agent.peers import DRAIN_REST, LOGS_REST, PEERS_REST, RECORDS_REST, Peers
-from mlflow_batchai.agent.runtime import Runtime
+from mlflow_batchai.agent.peers import DRAIN_REST, LOGS_REST, PEERS_REST, RECORDS_REST
 from mlflow_batchai.agent.share import sharefiles
 from mlflow_batchai.agent.share.base import ENDING, ControlError
 from mlflow_batchai.agent.transport import totals
@@ -40,31 +39,16 @@ class Ending:
         report: told (state, why the share was given up) for whoever asks the node itself (``Reservation.report``).
     """
 
-    def __init__(
-        self,
-        layout: NodeLayout,
-        shipper: Shipper,
-        runtime: Runtime,
-        peers: Peers,
-        phases: Phases,
-        report: Callable[[str, Failure | None], None],
-    ) -> None:
-        self._layout = layout
-        self._node = layout.node
-        self._shipper = shipper
-        self._runtime = runtime
-        self._peers = peers
+    def __init__(self, phases: Phases, report: Callable[[str, Failure | None], None]) -> None:
         self._phases = phases
+        self._layout, self._node = phases.layout, phases.layout.node
+        self._shipper, self._runtime, self._peers = phases.shipper, phases.runtime, phases.peers
         self._report = report
         self._failed = False
         self._lost_share: Failure | None = None
 
     def run(self, failure: Failure | None, stop: Stop | None) -> bool:
-        """End what is ours and say how it ended.
-
-        Returns:
-            Whether something went wrong.
-        """
+        """End what is ours and say how it ended. Returns whether something went wrong."""
         self._layout.attempt.pace(ENDING)
         if failure and failure.code == protocol.SHARE_FAILED:
             with self._guarded():

@@ -42,8 +42,6 @@ class Framework:
         """Prepare, on node 0, the (address, port) at which ranks meet, for as long as this object lives; port 0: they don't.
 
         Args:
-            addresses: of the nodes.
-            sizes: ranks of each node.
             start: starts our archive with these arguments by the training interpreter, and returns the port that it says.
         """
         return addresses[0], 0
@@ -54,9 +52,7 @@ class Framework:
         """Variables of one rank besides those of every job; names that end in ``!`` may not be overridden by the document.
 
         Args:
-            rendezvous: ``address`` and ``port`` at which ranks meet.
             interface: the network interface that the node's peers reach.
-            gpus: how many the node has.
         """
         return {}
 
@@ -144,5 +140,4 @@ BLOCKS = {framework.block: name for name, framework in _FRAMEWORKS.items()}
 
 
 def of(name: str) -> Framework:
-    """The framework of a plan's ``framework``."""
     return _FRAMEWORKS[name]()

@@ -12,36 +12,21 @@ from typing import Callable
 
 from mlflow_batchai.agent import gpus, protocol
 from mlflow_batchai.agent.attempt import ranks
-from mlflow_batchai.agent.layout import NodeLayout
 from mlflow_batchai.agent.outcome import Failure
 from mlflow_batchai.agent.peers import Peers
 from mlflow_batchai.agent.staging import SetupError
-from mlflow_batchai.agent.transport.shipper import Shipper
 
 
 class GpuAllocation:
-    """A node's GPUs during an attempt.
+    """A node's GPUs during an attempt."""
 
-    Args:
-        part: (i, n): this node is the i-th of n on its machine.
-        wait: passes a moment; is told whether the job is still to start; raises what is to end the attempt.
-
-    Attributes:
-        own: the node's GPUs, from ``find`` on.
-    """
-
-    def __init__(
-        self, layout: NodeLayout, shipper: Shipper, peers: Peers, part: gpus.Part, wait: Callable[[bool], None]
-    ) -> None:
+    def __init__(self, peers: Peers, part: gpus.Part, wait: Callable[[bool], None]) -> None:
         self.own = gpus.Gpus([], "")
-        self._layout = layout
-        self._shipper = shipper
-        self._peers = peers
+        self._peers, self._layout, self._shipper = peers, peers.layout, peers.shipper
         self._part = part
         self._wait = wait
 
     def find(self) -> list[str]:
-        """Find the node's GPUs; a driver that is just being loaded takes its time."""
         wanted, name = self._layout.plan.gpus_per_node, self._layout.node_id
         errors: list[SetupError] = []
 
@@ -79,6 +64,5 @@ class GpuAllocation:
                 self._say(sentence)
 
     def _say(self, sentence: str) -> None:
-        """Write to the execution log and to the job's output."""
         self._shipper.note(sentence)
         self._shipper.log(None, "err", f"{sentence}\n".encode())

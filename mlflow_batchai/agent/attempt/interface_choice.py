@@ -14,12 +14,11 @@ import time
 from typing import Callable
 
 from mlflow_batchai.agent import network, protocol
-from mlflow_batchai.agent.layout import NodeLayout, node_id
+from mlflow_batchai.agent.layout import node_id
 from mlflow_batchai.agent.network import Interface
 from mlflow_batchai.agent.outcome import Failure
 from mlflow_batchai.agent.peers import Peers
 from mlflow_batchai.agent.protocol import Record
-from mlflow_batchai.agent.transport.shipper import Shipper
 
 # How long a node waits for node 0's other addresses once one has answered: one that never answers must not hold
 # up a job, and a packet that was lost is sent again after a second.
@@ -33,14 +32,12 @@ NO_INTERFACE = (
 class InterfaceChoice:
     """One node's part: ``open``, announce what that returned, and when all nodes have announced, ``settle``."""
 
-    def __init__(self, layout: NodeLayout, shipper: Shipper, peers: Peers) -> None:
-        self.layout = layout
-        self.shipper = shipper
-        self.peers = peers
-        self._only = layout.plan.network_interface
-        self._count = layout.plan.node_count
+    def __init__(self, peers: Peers) -> None:
+        self.peers, self.layout, self.shipper = peers, peers.layout, peers.shipper
+        self._only = self.layout.plan.network_interface
+        self._count = self.layout.plan.node_count
         # One job's listener is told from another's, and node 0 from a node with the same address (Docker's bridge).
-        self._token = f"{layout.mark} {node_id(0)}"
+        self._token = f"{self.layout.mark} {node_id(0)}"
         self._listener: network.Listener | None = None
 
     def open(self) -> Record:
@@ -70,14 +67,7 @@ class InterfaceChoice:
         }
 
     def settle(self, wait: Callable[[], None]) -> None:
-        """Give ``peers`` the interface of every node.
-
-        Args:
-            wait: passes a moment; raises what is to end the job.
-
-        Raises:
-            Failure: (node 0) a node can't reach node 0.
-        """
+        """Give ``peers`` the interface of every node. Raises Failure: (node 0) a node can't reach node 0."""
         announces = [self.peers.announces[node] for node in range(self._count)]
         try:
             if len({announce["machine"] for announce in announces}) == 1:
@@ -94,7 +84,6 @@ class InterfaceChoice:
         self.shipper.note(f"network interface: {own['name']} ({own['address']})")
 
     def _choose(self, announces: list[Record], wait: Callable[[], None]) -> list[Interface]:
-        """On node 0: choose and publish the interfaces, after all other nodes have reported which they reach."""
         names = [f"{node_id(node)} ({announce['host']})" for node, announce in enumerate(announces)]
         for name, announce in zip(names, announces):
             if not announce["interfaces"]:
@@ -121,7 +110,6 @@ class InterfaceChoice:
         )
 
     def _report(self, announces: list[Record], wait: Callable[[], None]) -> list[Interface]:
-        """Another node: tell node 0 which of its interfaces this node reaches, and wait for the choice."""
         findings = self._try(announces[0], announces[self.layout.node]["interfaces"], wait)
         self.shipper.keep_saying("reached", node=self.layout.node, findings=findings)
         while True:

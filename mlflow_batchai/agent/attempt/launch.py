@@ -10,53 +10,33 @@ from typing import Any, Callable
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.attempt import frameworks, ranks
 from mlflow_batchai.agent.attempt.preparation import logged_task
-from mlflow_batchai.agent.layout import NodeLayout, archive_path
+from mlflow_batchai.agent.layout import archive_path
 from mlflow_batchai.agent.outcome import Failure, Stop
 from mlflow_batchai.agent.peers import Peers
 from mlflow_batchai.agent.plan import Plan
 from mlflow_batchai.agent.processes.tasks import Task
 from mlflow_batchai.agent.runtime import PUMP_SECONDS, Runtime
-from mlflow_batchai.agent.transport.shipper import Shipper
 
 RENDEZVOUS_SECONDS = 60.0
 
 
 class Launch:
-    """Starts a prepared node's part of the command, and watches it.
-
-    Args:
-        known: what its ranks are started with.
-        counts: GPUs of each node.
-        check: raises what is to end the attempt.
-    """
+    """Starts a prepared node's part of the command, and watches it."""
 
     def __init__(
-        self,
-        layout: NodeLayout,
-        shipper: Shipper,
-        runtime: Runtime,
-        peers: Peers,
-        known: ranks.Known,
-        counts: Sequence[int],
-        check: Callable[[], None],
+        self, runtime: Runtime, peers: Peers, known: ranks.Known, counts: Sequence[int], check: Callable[[], None]
     ) -> None:
-        self._layout = layout
-        self._plan: Plan = layout.plan
-        self._shipper = shipper
-        self._runtime = runtime
+        self._runtime, self._layout, self._shipper = runtime, runtime.layout, runtime.shipper
+        self._plan: Plan = runtime.layout.plan
         self._peers = peers
         self._known = known
         self._counts = counts
         self._check = check
         self._framework = frameworks.of(self._plan.framework)
-        self._slots = [slot for slot in ranks.slots_of(self._plan, counts) if slot.node == layout.node]
+        self._slots = [slot for slot in ranks.slots_of(self._plan, counts) if slot.node == self._layout.node]
 
     def serve(self) -> tuple[str, int]:
-        """Node 0: prepare what the ranks meet at; its address and port, port 0 where the framework needs none.
-
-        Raises:
-            Failure: it did not start.
-        """
+        """Node 0: prepare what the ranks meet at; its address and port, port 0 where the framework needs none."""
         sizes = ranks.spread(self._plan.process_count, self._counts)
         return self._framework.serve(self._peers.addresses(), sizes, self._start_server)
 
@@ -85,11 +65,6 @@ class Launch:
                 )
 
     def start(self, rendezvous: Mapping[str, Any]) -> None:
-        """Start this node's ranks.
-
-        Args:
-            rendezvous: where they meet.
-        """
         layout = self._layout
         for slot in self._slots:
             task = logged_task(self._shipper, f"rank {slot.rank}", slot.rank)
@@ -111,9 +86,6 @@ class Launch:
 
         A node without ranks (customToolkit on several nodes) stays taken until node 0's command has ended; node 0 itself, if it
         has none, waits for the others later.
-
-        Raises:
-            Failure: one has not.
         """
         running = len(self._slots)
         while running or (not self._slots and self._layout.node and not self._peers.done):

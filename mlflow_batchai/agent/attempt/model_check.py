@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlflow_batchai.agent import protocol, records
-from mlflow_batchai.agent.layout import NodeLayout, archive_path
+from mlflow_batchai.agent.layout import archive_path
 from mlflow_batchai.agent.outcome import Stop
 from mlflow_batchai.agent.peers import Peers
 from mlflow_batchai.agent.processes.tasks import TERMINATED, Task
 from mlflow_batchai.agent.runtime import Runtime
-from mlflow_batchai.agent.transport.shipper import Shipper
 from mlflow_batchai.training import saved_models
 from mlflow_batchai.training.model_trial import NO_GPUS
 
@@ -36,21 +35,10 @@ class ModelCheck:
 
     Args:
         python: the training interpreter; empty: there is none.
-        environment: of the job's helpers.
     """
 
-    def __init__(
-        self,
-        layout: NodeLayout,
-        shipper: Shipper,
-        runtime: Runtime,
-        peers: Peers,
-        python: str,
-        environment: Mapping[str, str],
-    ) -> None:
-        self.layout = layout
-        self.shipper = shipper
-        self.runtime = runtime
+    def __init__(self, runtime: Runtime, peers: Peers, python: str, environment: Mapping[str, str]) -> None:
+        self.runtime, self.layout, self.shipper = runtime, runtime.layout, runtime.shipper
         self.peers = peers
         self.python = python
         self.environment = environment
@@ -100,11 +88,8 @@ class ModelCheck:
         """What rank 0 said of a model that passed before its end; None: it didn't, or the file is another one by now."""
         said = self.runtime.trials.get(path, {})
         with contextlib.suppress(OSError):
-            if (
-                records.has(said, _TRIAL)
-                and records.has(said["check"], _CHECK)
-                and saved_models.stamp(path) == said.get("stamp")
-            ):
+            is_whole = records.has(said, _TRIAL) and records.has(said["check"], _CHECK)
+            if is_whole and saved_models.stamp(path) == said.get("stamp"):
                 return said
         return None
 
@@ -176,7 +161,6 @@ class ModelCheck:
         return found if isinstance(found, dict) else {}
 
     def _without_answer(self, task: Task, late: bool, cut: bool, limit: float, seconds: float) -> dict[str, Any]:
-        """A check of which nothing came."""
         if not self.python:
             return saved_models.outcome(saved_models.UNCHECKED, "there is no Python in the job's container", seconds)
         if cut:
@@ -195,7 +179,6 @@ class ModelCheck:
         self.shipper.record("report", body=body)
 
     def _write_log(self, path: str, check: Mapping[str, Any] | None) -> None:
-        """Write the check's output into a file of its own beside the ranks' logs."""
         result = f"{check['outcome']}: {check['why'] or 'loaded and tried'}" if check else "ended before its time"
         self.shipper.note(f"model check of {path}: {result}")
         with contextlib.suppress(OSError):  # the last line stands in the execution log

@@ -32,27 +32,19 @@ def record(left: int, by: str, why: str, counts: Mapping[str, int] | None = None
     Args:
         left: how often the job starts again by itself if this attempt fails.
         by: ``RETRY``, ``REQUEUE`` or ``MANUAL``.
-        why: a sentence for people.
         counts: what ``on_nodes`` gave, for an attempt that doesn't have all nodes.
     """
     return dict(counts or {}, retriesLeft=left, by=by, why=why, time=protocol.now_ms())
 
 
 def is_record(value: object) -> bool:
-    """Whether it is what an attempt has of its own."""
     if not isinstance(value, dict) or not records.has(value, {"retriesLeft": records.is_count}):
         return False
     return all(records.is_node_count(value[key]) for key in COUNTS if key in value)
 
 
 def plan_of(plan: Plan, attempt: int, own: Mapping[str, Any] | None) -> Plan:
-    """The plan as it holds for one attempt.
-
-    Args:
-        plan: the job's.
-        attempt: its number, from 1.
-        own: its ``attempt.json``; None: it has none, as the first.
-    """
+    """The plan as it holds for one attempt; ``own``: its ``attempt.json``; None: it has none, as the first."""
     own = own or {}
     counts = {name: own[key] for key, name in COUNTS.items() if key in own}
     return dataclasses.replace(plan, attempt=attempt, retries_left=own.get("retriesLeft", plan.retries), **counts)
@@ -74,10 +66,6 @@ def goes_on(verdict: Record, plan: Plan, attempt: int) -> Record:
 
     That is in the queue again, as after a requeue, with what failed kept: ``retry`` is true, ``retriesLeft`` what the next
     attempt has.
-
-    Args:
-        verdict: as ``protocol.verdict_record`` makes it.
-        plan: the attempt's (``plan_of``).
     """
     codes = {error["code"] for error in verdict["errors"]}
     if verdict["executionState"] != protocol.FAILED or verdict["terminated"] or codes & _FINAL:

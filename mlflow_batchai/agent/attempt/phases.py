@@ -15,7 +15,6 @@ from mlflow_batchai.agent.attempt.interface_choice import InterfaceChoice
 from mlflow_batchai.agent.attempt.launch import Launch
 from mlflow_batchai.agent.attempt.preparation import Preparation
 from mlflow_batchai.agent.environments.inventory import Inventory
-from mlflow_batchai.agent.layout import NodeLayout
 from mlflow_batchai.agent.metrics.sampler import Sampler
 from mlflow_batchai.agent.mounts.mounts import Mounts
 from mlflow_batchai.agent.outcome import Failure, Stop
@@ -23,7 +22,6 @@ from mlflow_batchai.agent.peers import Peers
 from mlflow_batchai.agent.plan import Plan
 from mlflow_batchai.agent.runtime import Runtime
 from mlflow_batchai.agent.share.base import ENDING, GATHERING, RUNNING, STARTING
-from mlflow_batchai.agent.transport.shipper import Shipper
 
 
 class Phases:
@@ -32,7 +30,6 @@ class Phases:
     Args:
         part: (i, n, m): this node is the i-th of n on its machine, which share its cores, and of m, which share its GPUs.
         credentials: what the agent was told on its standard input (see ``agent.agent.main``).
-        name: what the cluster calls this node; empty: its id in the job.
 
     Raises (from ``run``):
         Failure: a step or a rank of this node failed.
@@ -41,29 +38,26 @@ class Phases:
 
     def __init__(
         self,
-        layout: NodeLayout,
-        shipper: Shipper,
         runtime: Runtime,
         peers: Peers,
-        part: tuple[int, int, int] = (0, 1, 1),
-        credentials: Mapping[str, Any] | None = None,
-        name: str = "",
+        part: tuple[int, int, int],
+        credentials: Mapping[str, Any],
+        name: str,
     ) -> None:
-        self.layout = layout
+        self.layout, self.shipper = layout, shipper = runtime.layout, runtime.shipper
         self.plan: Plan = layout.plan
-        self.shipper = shipper
         self.runtime = runtime
         self.peers = peers
-        self.meeting = InterfaceChoice(layout, shipper, peers)
+        self.meeting = InterfaceChoice(peers)
         self.part = part
         self.name = name or layout.node_id
-        self.gpus = GpuAllocation(layout, shipper, peers, (part[0], part[2]), self._wait_a_little)
+        self.gpus = GpuAllocation(peers, (part[0], part[2]), self._wait_a_little)
         self.sampler = Sampler(layout, shipper, self._in_container)
-        self.preparation = Preparation(layout, shipper, runtime, self._check, self._environment)
-        self.inventory = Inventory(shipper, runtime)
+        self.preparation = Preparation(runtime, self._check, self._environment)
+        self.inventory = Inventory(runtime)
         self.python = sys.executable
-        self.credentials: Mapping[str, Any] = credentials or {}
-        volumes = self.credentials.get("volumes") or {}
+        self.credentials = credentials
+        volumes = credentials.get("volumes") or {}
         self.mounts = Mounts(layout, shipper, runtime, volumes, self._check, layout.control)
         self._deadline: float | None = None
 
@@ -85,14 +79,12 @@ class Phases:
         if not (self.runtime.container or self.preparation.below):  # an environment of the job's own has that name
             staging.write_python(self.layout, self.python)
         self.preparation.job_preparation()
-        launch = Launch(self.layout, self.shipper, self.runtime, self.peers, self._known(), self.gpus.counts(), self._check)
+        launch = Launch(self.runtime, self.peers, self._known(), self.gpus.counts(), self._check)
         self._meet(launch)
         self._run_ranks(launch)
         self.inventory.wait()
         self.mounts.drain()
         self._await_the_others()
-
-    # Steps.
 
     def _announce(self) -> None:
         record = {
@@ -124,7 +116,6 @@ class Phases:
         staging.make_directories(self.layout)
         staging.fetch_code(self.layout)
         staging.link_inputs(self.layout)
-        staging.write_site(self.layout, _sitecustomize())
         staging.write_run(self.layout, *_plugins())
         sizes = ranks.slots_per_node(self.plan, self.gpus.counts())
         with open(self.layout.hostfile, "w", encoding="utf-8") as file:
@@ -140,7 +131,7 @@ class Phases:
         begun = time.monotonic()
         secrets = self.credentials.get("setup") or {}
         gpus_here = len(self.gpus.own.ids)
-        SetupTaskRun(self.layout, task, self.shipper, self.runtime, self.peers.check, secrets, self.name, gpus_here).run()
+        SetupTaskRun(self.runtime, task, self.peers.check, secrets, self.name, gpus_here).run()
         if self._deadline:
             self._deadline += time.monotonic() - begun
 
@@ -187,7 +178,6 @@ class Phases:
         launch.watch()
 
     def _await_the_others(self) -> None:
-        """Node 0: its own ranks have ended well; the job ends when all have."""
         if self.layout.node != 0:
             return
         self.layout.attempt.pace(ENDING)
@@ -200,7 +190,6 @@ class Phases:
         self._check(starting)
 
     def _check(self, starting: bool = False) -> None:
-        """Raise if the attempt is to end here."""
         self.peers.check(starting)
         if self._deadline and self.layout.node == 0 and time.monotonic() > self._deadline:
             raise Failure(
@@ -209,23 +198,18 @@ class Phases:
                 node=0,
             )
 
-    # After the ranks.
-
     def check_model(self) -> Stop | None:
         """Node 0: have the job's model loaded and tried; what has ended that before its time, if something did."""
         # Node 0 alone needs it, at the end: until then it would cost memory.
         from mlflow_batchai.agent.attempt.model_check import ModelCheck
 
-        return ModelCheck(self.layout, self.shipper, self.runtime, self.peers, self.python, self._environment()).run()
-
-    # Small things.
+        return ModelCheck(self.runtime, self.peers, self.python, self._environment()).run()
 
     def _in_container(self) -> set[int]:
         container = self.runtime.container
         return container.members() if container else set()
 
     def _environment(self) -> dict[str, str]:
-        """Environment of preparation and helpers."""
         return ranks.job_variables(self.layout, self._known())
 
     def _known(self) -> ranks.Known:
@@ -240,17 +224,12 @@ class Phases:
         )
 
 
-def _sitecustomize() -> str:
-    from mlflow_batchai.training.guard import SITECUSTOMIZE
-
-    return SITECUSTOMIZE
-
-
 def _plugins() -> tuple[str, dict[str, str]]:
-    """The file that tells MLflow in a rank of the run; the distribution that it finds its plugins by."""
+    """The file that tells MLflow in a rank of the run; what else ranks start with: our hook, MLflow's plugins."""
     from mlflow_batchai import __version__
-    from mlflow_batchai.training import constants, store
+    from mlflow_batchai.training import constants, guard, store
 
     folder = store.DISTRIBUTION.format(version=__version__)
     metadata = store.METADATA.format(version=__version__)
-    return constants.FACTS, {folder + "/METADATA": metadata, folder + "/entry_points.txt": store.ENTRY_POINTS}
+    plugins = {folder + "/METADATA": metadata, folder + "/entry_points.txt": store.ENTRY_POINTS}
+    return constants.FACTS, {"sitecustomize.py": guard.SITECUSTOMIZE, **plugins}

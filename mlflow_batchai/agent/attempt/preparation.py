@@ -11,7 +11,7 @@ from typing import Callable
 
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.environments import kept, trainenv
-from mlflow_batchai.agent.layout import NodeLayout, archive_path
+from mlflow_batchai.agent.layout import archive_path
 from mlflow_batchai.agent.outcome import Failure
 from mlflow_batchai.agent.plan import Plan
 from mlflow_batchai.agent.processes.tasks import Task
@@ -28,25 +28,15 @@ class Preparation:
     """The steps before any rank, on one node.
 
     Args:
-        check: raises if the attempt is to end.
         variables: the job's environment on this node, as it is by then.
 
     Attributes:
         below: the folder of the interpreter over which the job has an environment of its own; empty: it has none.
     """
 
-    def __init__(
-        self,
-        layout: NodeLayout,
-        shipper: Shipper,
-        runtime: Runtime,
-        check: Callable[[], None],
-        variables: Callable[[], dict[str, str]],
-    ) -> None:
-        self.layout = layout
-        self.plan: Plan = layout.plan
-        self.shipper = shipper
-        self.runtime = runtime
+    def __init__(self, runtime: Runtime, check: Callable[[], None], variables: Callable[[], dict[str, str]]) -> None:
+        self.runtime, self.layout, self.shipper = runtime, runtime.layout, runtime.shipper
+        self.plan: Plan = runtime.layout.plan
         self._check = check
         self._variables = variables
         self._python = sys.executable
@@ -57,9 +47,6 @@ class Preparation:
         """Absolute path of the interpreter that trains; in a container the image's, empty if it has none.
 
         With a job preparation it is in an environment of the job's own, which ``job_preparation`` makes.
-
-        Raises:
-            Failure: it isn't there, or its environment can't be built.
         """
         environment = self.plan.environment
         if self.runtime.container:
@@ -110,7 +97,6 @@ class Preparation:
         return " ".join(filter(None, ["venv", trainenv.described(self.layout, self._python), self._made]))
 
     def say(self, text: str) -> None:
-        """Tell people what this node does, there and in its log."""
         self.shipper.record("phase", urgent=True, phase=text, node=self.layout.node)
         self.shipper.note(text)
 
@@ -139,7 +125,6 @@ class Preparation:
             )
 
     def _run(self, argv: list[str], environment: Mapping[str, str], name: str) -> Task:
-        """For trainenv: one command of the environment's build, its output in the preparation's log."""
         task = logged_task(self.shipper, name)
         self.runtime.start(task, argv, dict(self._variables(), **environment), cwd=self.layout.temp)
         self.runtime.run_to_end(task, self._check)
@@ -147,7 +132,6 @@ class Preparation:
 
     @contextlib.contextmanager
     def _disk(self, code: str, doing: str) -> Iterator[None]:
-        """Turn errors of the node's disk while we write into a sentence."""
         try:
             yield
         except OSError as error:

@@ -31,7 +31,6 @@ def spread(process_count: int, gpus: Sequence[int]) -> list[int]:
 
 
 def assign(sizes: Sequence[int]) -> list[Slot]:
-    """Every rank's slot, in rank order, node by node, from the number of ranks on each node."""
     slots: list[Slot] = []
     for node, local_size in enumerate(sizes):
         for local_rank in range(local_size):
@@ -41,7 +40,6 @@ def assign(sizes: Sequence[int]) -> list[Slot]:
 
 
 def slots_of(plan: Plan, gpus: Sequence[int]) -> list[Slot]:
-    """The ranks that a plan starts on nodes with so many GPUs each."""
     if plan.is_distributed:
         return assign(spread(plan.process_count, gpus))
     return [Slot(0, 1, 0, 0, 1, 0, 1)]
@@ -53,11 +51,7 @@ def slots_per_node(plan: Plan, gpus: Sequence[int]) -> list[int]:
 
 
 def refusal(plan: Plan, gpus: Sequence[int], hosts: Sequence[str]) -> str | None:
-    """Why these nodes can't run the plan, as a sentence, or None: more ranks than GPUs, and no leave to share them.
-
-    Args:
-        hosts: the nodes' hostnames.
-    """
+    """Why these nodes can't run the plan, as a sentence, or None: more ranks than GPUs, and no leave to share them."""
     total = sum(gpus)
     if not plan.is_distributed or plan.oversubscribe or not total or plan.process_count <= total:
         return None
@@ -82,7 +76,6 @@ def without_gpus(plan: Plan, gpus: Sequence[int], hosts: Sequence[str]) -> str |
 
 
 def idle_gpus(plan: Plan, gpus: Sequence[int]) -> str | None:
-    """A sentence on GPUs that no rank uses, or None."""
     ranks, total = plan.process_count, sum(gpus)
     if not plan.is_distributed or ranks >= total:
         return None
@@ -99,11 +92,6 @@ class Known(NamedTuple):
     """Facts about a node and its job from which the variables of its ranks are made.
 
     Attributes:
-        environment: the node's own.
-        addresses: of all nodes, by index.
-        gpus: its own.
-        secrets: variable -> value.
-        python: the training interpreter.
         image: in a container, the environment that it gives every process.
         below: the folder of the interpreter that the training one is made over; empty: it is no job's own.
     """
@@ -118,16 +106,10 @@ class Known(NamedTuple):
 
 
 def argv(plan: Plan) -> list[str]:
-    """The command that starts a rank."""
     return ["bash", "-c", plan.command]
 
 
 def job_variables(layout: NodeLayout, known: Known, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of job preparation and helpers.
-
-    Args:
-        extra: as ``job_environment`` takes it.
-    """
     return job_environment(
         layout,
         known.environment,
@@ -150,14 +132,7 @@ def rank_environment(
     cores: int,
     archive: str,
 ) -> dict[str, str]:
-    """The environment of one rank.
-
-    Args:
-        rendezvous: ``address`` and ``port`` at which ranks meet, as this node reaches them.
-        interface: the node's network interface that its peers reach.
-        cores: of the node.
-        archive: where scripts import our helpers from.
-    """
+    """The environment of one rank; ``archive``: where scripts import our helpers from."""
     framework = frameworks.of(layout.plan.framework)
     extra = {"BATCHAI_RANK!": str(slot.rank), "BATCHAI_SIZE!": str(slot.size)}
     told = framework.variables(layout.plan, slot, rendezvous, interface, len(known.gpus.ids))

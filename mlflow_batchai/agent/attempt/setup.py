@@ -10,7 +10,7 @@ from typing import IO, Callable
 
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.environment import allowed
-from mlflow_batchai.agent.layout import NodeLayout, expand
+from mlflow_batchai.agent.layout import expand
 from mlflow_batchai.agent.outcome import Failure
 from mlflow_batchai.agent.plan import SetupTask
 from mlflow_batchai.agent.processes import proc
@@ -18,7 +18,6 @@ from mlflow_batchai.agent.processes.tasks import Task
 from mlflow_batchai.agent.runtime import Runtime
 from mlflow_batchai.agent.share.base import LogFile
 from mlflow_batchai.agent.share.mounted import MountedShare
-from mlflow_batchai.agent.transport.shipper import Shipper
 
 # It may install much; one that hangs must not keep a node for ever.
 SECONDS = 3600.0
@@ -33,9 +32,6 @@ class SetupTaskRun:
 
     Args:
         check: raises if the attempt is to end. The job's own time limit is none of its business.
-        secrets: variable -> value.
-        name: what the cluster calls this node.
-        gpus: how many this node has.
 
     Attributes:
         folder: the task's own on the node's disk, kept from job to job: its last output, its working directory ``wd``, and
@@ -44,25 +40,21 @@ class SetupTaskRun:
 
     def __init__(
         self,
-        layout: NodeLayout,
-        task: SetupTask,
-        shipper: Shipper,
         runtime: Runtime,
+        task: SetupTask,
         check: Callable[[], None],
         secrets: Mapping[str, str],
         name: str,
         gpus: int,
     ) -> None:
-        self._layout = layout
-        self._shipper = shipper
-        self._runtime = runtime
+        self._runtime, self._layout, self._shipper = runtime, runtime.layout, runtime.shipper
         self._check = check
         self._secrets = secrets
         self._name = name
         self._gpus = gpus
         self._task = task
         self._files: dict[str, IO[bytes]] = {}
-        self.folder = os.path.join(layout.root, "setup", self._task.id)
+        self.folder = os.path.join(self._layout.root, "setup", self._task.id)
 
     def run(self) -> None:
         """Run it, unless it has run here well since the node's last boot.
@@ -71,7 +63,7 @@ class SetupTaskRun:
             Failure: it exited with another code than 0, or took too long.
         """
         boot = proc.boot_id()
-        if boot and self._ran_in() == boot:
+        if boot and proc.kernel_text(self._done) == boot:
             self._shipper.note(f"setup task: done since the last boot ({self._task.id})")
             return
         self._shipper.record("phase", urgent=True, phase="setup task", node=self._layout.node)
@@ -100,13 +92,6 @@ class SetupTaskRun:
     @property
     def _done(self) -> str:
         return os.path.join(self.folder, "done")
-
-    def _ran_in(self) -> str | None:
-        try:
-            with open(self._done, encoding="ascii") as file:
-                return file.read()
-        except (OSError, ValueError):
-            return None
 
     def _file(self, stream: str) -> str:
         return os.path.join(self.folder, STREAMS[stream] + ".txt")

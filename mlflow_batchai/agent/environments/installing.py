@@ -107,7 +107,6 @@ def _names_hashes(wanted: list[str]) -> bool:
 
 
 def _by_uv(python: str, wanted: list[str], arguments: list[str], environment: dict[str, str]) -> bool:
-    """Whether uv has done it; it says nothing unless it has."""
     with tempfile.TemporaryDirectory(prefix="batchai-uv-") as folder:
         program = shutil.which("uv") or _fetched(python, folder)
         if program is None:

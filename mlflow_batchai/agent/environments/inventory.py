@@ -11,20 +11,16 @@ from typing import Any
 from mlflow_batchai.agent.layout import archive_path
 from mlflow_batchai.agent.processes.tasks import Task
 from mlflow_batchai.agent.runtime import Runtime
-from mlflow_batchai.agent.transport.shipper import Shipper
 
 # How long an agent that has nothing else to do waits for the end of it.
 PATIENCE_SECONDS = 2.0
-# Letters of the packages that are told: a longer line would come in pieces.
-MOST_LETTERS = 50000
 
 
 class Inventory:
     """The packages of one interpreter, asked for and passed on as an ``environment`` event."""
 
-    def __init__(self, shipper: Shipper, runtime: Runtime) -> None:
-        self._shipper = shipper
-        self._runtime = runtime
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime, self._shipper = runtime, runtime.shipper
         self._task: Task | None = None
 
     def ask(self, python: str, environment: Mapping[str, str], cwd: str) -> None:
@@ -37,7 +33,6 @@ class Inventory:
             self._shipper.note(f"the packages of {python} can't be listed: {error.strerror}")
 
     def wait(self) -> None:
-        """Wait a moment for what was asked for: the job has nothing else to do."""
         until = time.monotonic() + PATIENCE_SECONDS
         while self._task and self._task.status is None and time.monotonic() < until:
             self._runtime.pump(0.02)
@@ -52,7 +47,6 @@ class Inventory:
 
 
 def _answer(line: bytes) -> dict[str, Any] | None:
-    """The interpreter's answer in its output, among lines that it prints at its start."""
     try:
         found = json.loads(line.decode("utf-8"))
     except ValueError:
@@ -70,12 +64,6 @@ def main(arguments: list[str]) -> int:
         # The first of a name is the one that is imported.
         if name and distribution.version:
             found.setdefault(name, distribution.version)
-    room, packages = MOST_LETTERS, []
-    for pair in sorted(found.items(), key=lambda pair: pair[0].lower()):
-        text = "{}=={}".format(*pair)
-        room -= len(json.dumps(text)) + 2
-        if room < 0:
-            break
-        packages.append(text)
+    packages = ["{}=={}".format(*pair) for pair in sorted(found.items(), key=lambda pair: pair[0].lower())]
     print(json.dumps({"python": platform.python_version(), "packages": packages}))
     return 0

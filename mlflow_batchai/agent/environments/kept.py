@@ -33,7 +33,6 @@ def once(
     until this process ends the folder is in use: ``remove`` leaves it.
 
     Args:
-        wait: waits a moment while another agent is at it; it raises if the job is to end.
         stamp: what the content depends on besides the folder's name, in one line: it is made anew when that has changed.
     """
     marker = os.path.join(folder, MARKER)
@@ -74,7 +73,6 @@ def _use(folder: str, wait: Callable[[], None]) -> None:
 
 
 def is_in_use(folder: str) -> bool:
-    """Whether an agent makes a folder or uses it, as it stands this moment."""
     with contextlib.ExitStack() as stack:
         return not _alone(folder, stack)
 

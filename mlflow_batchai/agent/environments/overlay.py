@@ -46,7 +46,6 @@ def main(arguments: list[str]) -> int:
 
 
 def _is_started_by(path: str, folder: str) -> bool:
-    """Whether a file is a script that an interpreter in the folder runs."""
     try:
         with open(path, "rb") as file:
             first, second = file.readline(1024), file.readline(1024)

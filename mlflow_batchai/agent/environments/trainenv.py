@@ -35,11 +35,7 @@ _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded|\bENOSPC\b
 
 
 def interpreter(layout: NodeLayout, environment: Mapping[str, str]) -> str:
-    """Absolute path of the cluster's ``python:`` on this node: a path, a path from a home (``~``), or a name on PATH.
-
-    Raises:
-        Failure: it isn't there, or is no program.
-    """
+    """Absolute path of the cluster's ``python:`` on this node: a path, a path from a home (``~``), or a name on PATH."""
     found = find(layout.plan.python, environment)
     if found:
         return found
@@ -67,12 +63,10 @@ def build(
 
     Args:
         run: runs one command to its end (its output goes to the preparation's log).
-        wait: waits a moment while another agent builds; it raises if the job is to end.
 
     Raises:
         Failure: no such Python on this node, or a command of the build failed, be it for want of space, or the interpreter
             of what was built can't be asked its version just now.
-        OSError: the folder can't be written.
     """
     root = os.path.expanduser(environment.folder or os.path.join(layout.root, "envs"))
     folder = os.path.join(root, environment.hash)
@@ -105,14 +99,12 @@ def described(layout: NodeLayout, python: str) -> str:
 
 
 def full_disk(layout: NodeLayout, doing: str) -> str:
-    """The sentence for a disk that was full while we did something, with what is free where nodes write."""
     places = dict.fromkeys([layout.root, tempfile.gettempdir()])
     free = ", ".join(f"{place}: {shutil.disk_usage(place).free >> 20} MB" for place in places)
     return f"a disk of {named(layout)} was full while {doing}: make space there (free now: {free})"
 
 
 def named(layout: NodeLayout) -> str:
-    """A node with the machine behind it, for a sentence."""
     return f"{layout.node_id} ({socket.gethostname()})"
 
 
@@ -203,9 +195,6 @@ def find_python(version: Any, layout: NodeLayout) -> str:
 
     The cluster's ``python:`` comes first, then the agent's own, ``python3.11`` on PATH, then what pyenv and uv have installed.
     One that doesn't run is passed over, such as pyenv's shim of a version that isn't chosen.
-
-    Raises:
-        Failure: there is none on this node.
     """
     own = find(layout.plan.python, os.environ) or sys.executable
     if not version:

@@ -35,7 +35,6 @@ MOST_BYTES = 1 << 30
 # The end of a folder's name that is a content key.
 _KEY = re.compile(r"-(tensorflow|torch)-[^-/]+-[0-9a-f]{8}$")
 
-
 _HAS_NCCL = """import horovod.%s as hvd
 if not hvd.nccl_built():
     raise SystemExit("it was built without NCCL, and this node has GPUs")
@@ -61,10 +60,6 @@ def install(layout: NodeLayout, python: str, framework: str, requirements: list[
 
     pip judges whether a wheel is for this interpreter and what the project asks for; importing it shows whether it is for this
     framework's version. The first one that passes stays.
-
-    Args:
-        framework: ``tensorflow`` or ``torch``.
-        requirements: the project's requirement lines for Horovod.
 
     Raises:
         Failure: no wheel on the share works, and none can be built.
@@ -134,7 +129,6 @@ def _copied(share: str, name: str, target: str) -> str:
 
 
 def _blocks(share: str, name: str) -> Iterator[bytes]:
-    """Read a file of the share as far as that is possible, and no more than ``MOST_BYTES``."""
     with contextlib.suppress(OSError), safeopen.open_file(share, name) as file:
         yield from itertools.islice(iter(lambda: file.read(1 << 20), b""), MOST_BYTES >> 20)
 

@@ -34,7 +34,6 @@ class GpuMeter:
         ids: indexes or UUIDs; values of the first are ``gpu_0_...``, whatever its index on the machine. Of MIG instances
             nvidia-smi tells nothing.
         note: is told once why there are no values, in a sentence.
-        seconds: how long nvidia-smi may take.
     """
 
     def __init__(
@@ -58,7 +57,6 @@ class GpuMeter:
         self._next = clock()
 
     def look(self) -> Values:
-        """The values now; none while nvidia-smi is not to be asked, or when it gives none."""
         if self._program is None or self._clock() < self._next:
             return {}
         argv = [self._program, f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"]
@@ -77,7 +75,6 @@ class GpuMeter:
 
 
 def values(text: str, ids: Sequence[str]) -> Values:
-    """The metrics of some GPUs from nvidia-smi's table of ``FIELDS``: those that each can say."""
     found: Values = {}
     for line in text.splitlines():
         columns = [column.strip() for column in line.split(",")]

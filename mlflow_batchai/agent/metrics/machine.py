@@ -23,8 +23,6 @@ class Machine:
     """The meter of one node; values of processors are over the time since the call before, of the network since the start.
 
     Args:
-        disk: a folder on the disk that the node's jobs fill.
-        proc: ``/proc``.
         links: a folder with an entry for each network interface.
     """
 
@@ -101,12 +99,9 @@ class JobProcesses:
         others: pids of more of them, which have another parent (in a container).
     """
 
-    def __init__(
-        self, ancestor: int, others: Callable[[], Iterable[int]] = tuple, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, ancestor: int, others: Callable[[], Iterable[int]] = tuple) -> None:
         self._ancestor = ancestor
         self._others = others
-        self._clock = clock
         self._looked: float | None = None
         # (pid, start time) -> ticks on processors.
         self._ticks: dict[tuple[int, int], int] = {}
@@ -114,7 +109,7 @@ class JobProcesses:
 
     def look(self) -> Values:
         """The values now: one core that is busy all the time is 100 %; memory that several share counts for each of them."""
-        now, pages, ticks = self._clock(), 0, {}
+        now, pages, ticks = time.monotonic(), 0, {}
         for pid in proc.descendants(self._ancestor) | set(self._others()):
             fields = kernel_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
             if fields:  # else it has just ended
@@ -173,7 +168,6 @@ def counted(names: list[str], links: str) -> list[str]:
 
 
 def _lowest(folders: Iterable[str], limit_of: Callable[[str], float | None], most: float) -> tuple[str, float] | None:
-    """The control group with the lowest limit below ``most``, and the limit."""
     limits = [(folder, limit) for folder in folders for limit in [limit_of(folder)] if limit and limit < most]
     return min(limits, key=lambda each: each[1], default=None)
 

@@ -53,18 +53,13 @@ class Sampler:
         self._count = 0
 
     def start(self, gpus: Sequence[str], environment: Mapping[str, str] = os.environ) -> None:
-        """Begin, if the plan wants it.
-
-        Args:
-            gpus: the node's own, as ``CUDA_VISIBLE_DEVICES`` takes them.
-        """
+        """Begin, if the plan wants it; ``gpus``: the node's own, as ``CUDA_VISIBLE_DEVICES`` takes them."""
         if self._interval is None:
             return
         self._thread = threading.Thread(target=self._run, args=(gpus, environment), name="meters", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Take a last sample and end."""
         self._done.set()
         if self._thread:
             self._thread.join(LAST_SECONDS)

@@ -16,9 +16,10 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from mlflow_batchai.agent.mounts import mountpoints
-from mlflow_batchai.agent.mounts.mount import Mount, Place
+from mlflow_batchai.agent.mounts.mount import Mount
 from mlflow_batchai.agent.outcome import Failure
 from mlflow_batchai.agent.plan import Volume
+from mlflow_batchai.agent.runtime import Runtime
 
 # After a command that left the mounting to a process of its own.
 APPEAR_SECONDS = 2.0
@@ -44,9 +45,7 @@ class Kind(NamedTuple):
     Attributes:
         command: its argv, a pure function of the volume, the mount point and the mount's own folder.
         said: what the command says, as a regular expression -> what it means and what to do.
-        seconds: for how long it may take.
         system: the kernel's name of such file systems, where ``mount.{system}`` has to be there.
-        package: Debian's package with that program.
         instead: what else could be done, as the end of a sentence.
     """
 
@@ -61,11 +60,9 @@ class Kind(NamedTuple):
     instead: str = ""
 
     def explain(self, said: str, volume: Volume) -> str:
-        """Cause and remedy of a command's output; empty: the output has to speak for itself."""
         return next((self.sentence(means, volume) for pattern, means in self.said if re.search(pattern, said)), "")
 
     def sentence(self, template: str, volume: Volume) -> str:
-        """A sentence of the table, filled in."""
         return template.format(**{**self._asdict(), "host": self.host(volume)})
 
 
@@ -75,11 +72,7 @@ def credentials_file(folder: str) -> str:
 
 
 def write_credentials(path: str, account: str, key: str) -> None:
-    """A credentials file of mount.cifs (and smbclient -A), for its owner only.
-
-    Raises:
-        OSError: it is there already, or can't be written.
-    """
+    """A credentials file of mount.cifs (and smbclient -A), for its owner only."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         os.fchmod(descriptor, 0o600)
@@ -169,8 +162,8 @@ KINDS = {
 class CommandMount(Mount):
     """A mount that one command makes; there when the command has ended well and, if it is to be one, is a mount."""
 
-    def __init__(self, place: Place, index: int, volume: Volume, credentials: Mapping[str, str]) -> None:
-        super().__init__(place, index, volume, credentials)
+    def __init__(self, runtime: Runtime, index: int, volume: Volume, credentials: Mapping[str, str]) -> None:
+        super().__init__(runtime, index, volume, credentials)
         self.kind = KINDS[volume.mounted_by]
         self.seconds = self.kind.seconds
 
@@ -181,7 +174,7 @@ class CommandMount(Mount):
                 "SMB needs the account key, and a SAS can't do it: give the key, or mount it by rclone (mount: rclone)"
             )
         if by_smb and "," in self.folder:
-            raise self.failure(f"mount.cifs can't read a credentials file in {self.place.layout.root}: its path has a comma")
+            raise self.failure(f"mount.cifs can't read a credentials file in {self.layout.root}: its path has a comma")
         self.make_target()
         self.make_folder()
         if by_smb:
@@ -192,7 +185,7 @@ class CommandMount(Mount):
         if self.task is None or self.task.status is None:
             return False
         self._forget()
-        self.place.runtime.drain([self.task], 0.5)
+        self.runtime.drain([self.task], 0.5)
         if self.task.exit_code == 0:
             if mountpoints.at(self.target) is not None:
                 return True

@@ -7,19 +7,16 @@ import os
 import re
 import socket
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 from urllib.parse import parse_qs, quote, unquote
 
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.environment import allowed
-from mlflow_batchai.agent.layout import NodeLayout
 from mlflow_batchai.agent.mounts import mountpoints
 from mlflow_batchai.agent.outcome import Failure
 from mlflow_batchai.agent.plan import Volume
 from mlflow_batchai.agent.processes.tasks import Output, Task
 from mlflow_batchai.agent.protocol import MARK_VARIABLE, NODE_VARIABLE
 from mlflow_batchai.agent.runtime import Runtime
-from mlflow_batchai.agent.transport.shipper import Shipper
 
 LAST_LINES = 10
 
@@ -53,14 +50,6 @@ class Mask:
         return _SIGNATURE.sub(r"\1***", text)
 
 
-class Place(NamedTuple):
-    """Context of a mount: this node's layout, its processes and its log."""
-
-    layout: NodeLayout
-    runtime: Runtime
-    shipper: Shipper
-
-
 class Mount:
     """One volume on this node: ``start``, then ``poll`` until it is there, in the end ``undo``.
 
@@ -72,36 +61,27 @@ class Mount:
 
     seconds = 15.0
 
-    def __init__(self, place: Place, index: int, volume: Volume, credentials: Mapping[str, str]) -> None:
-        self.place = place
+    def __init__(self, runtime: Runtime, index: int, volume: Volume, credentials: Mapping[str, str]) -> None:
+        self.runtime, self.layout = runtime, runtime.layout
         self.index = index
         self.volume = volume
         self.credentials = credentials
-        self.target = place.layout.mount_path(volume)
-        self.folder = os.path.join(place.layout.job, "volumes", str(index))
+        self.target = self.layout.mount_path(volume)
+        self.folder = os.path.join(self.layout.job, "volumes", str(index))
         self.mask = Mask(text for name, text in credentials.items() if name != "endpoint")
         self.task: Task | None = None
         self.argv: list[str] = []
         self._begun = False
 
     def start(self) -> None:
-        """Begin to mount.
-
-        Raises:
-            Failure: it can't be.
-        """
+        """Begin to mount. Raises Failure: it can't be."""
         raise NotImplementedError
 
     def poll(self) -> bool:
-        """Whether it is there.
-
-        Raises:
-            Failure: it will not be.
-        """
+        """Whether it is there. Raises Failure: it will not be."""
         raise NotImplementedError
 
     def late(self) -> Failure:
-        """The failure of a mount that was not there in time."""
         raise NotImplementedError
 
     def undo(self) -> str:
@@ -115,31 +95,21 @@ class Mount:
         return why
 
     def failure(self, why: str, said: Sequence[str] = (), command: Sequence[str] = (), exit_code: int | None = None) -> Failure:
-        """A failure to mount, as a sentence without secrets.
-
-        Args:
-            why: the cause, and what to do.
-            said: last lines of the command's output.
-            command: its argv, to be shown.
-        """
+        """A failure to mount, as a sentence without secrets; ``said``: last lines of the command's output."""
         code, fixed = _CODES[self.volume.kind]
-        node = f"{self.place.layout.node_id} ({socket.gethostname()})"
+        node = f"{self.layout.node_id} ({socket.gethostname()})"
         sentence = f"{self.volume.title} can't be mounted on {node}: {why}"
         if command:
             sentence += f"; the command was: {' '.join(command)}"
         lines = [self.mask(line) for text in said for line in text.splitlines() if line.strip(" -\ufeff")][-LAST_LINES:]
         code_of_exit = fixed if fixed is not None else exit_code
-        return Failure(code, self.mask(sentence), node=self.place.layout.node, exit_code=code_of_exit, tail=lines)
+        return Failure(code, self.mask(sentence), node=self.layout.node, exit_code=code_of_exit, tail=lines)
 
     def tail(self) -> list[str]:
-        """The last lines of its process; none if there is no process."""
         return list(self.task.tail) if self.task else []
 
     def note(self, text: str) -> None:
-        """A line in the job's execution log."""
-        self.place.shipper.note(f"{self.volume.title}: {self.mask(text)}")
-
-    # For kinds of mounts.
+        self.runtime.shipper.note(f"{self.volume.title}: {self.mask(text)}")
 
     def check_unmounted(self) -> None:
         """Raise a failure if somebody has mounted something there: looking at a path whose server hangs would hang us, too."""
@@ -151,11 +121,7 @@ class Mount:
             )
 
     def make_target(self) -> None:
-        """The directory that is mounted over, empty; a link that an earlier job left there goes.
-
-        Raises:
-            Failure: something else is there.
-        """
+        """The directory that is mounted over, empty; a link that an earlier job left there goes."""
         self.check_unmounted()
         if os.path.islink(self.target):
             os.unlink(self.target)
@@ -169,7 +135,7 @@ class Mount:
                 f"{self.target} is taken by files that would be hidden; move them away, or give the volume another"
                 " relativeMountPath"
             )
-        mountpoints.note_mount(self.place.layout.root, self.target)
+        mountpoints.note_mount(self.layout.root, self.target)
         self._begun = True
 
     def make_folder(self) -> None:
@@ -179,20 +145,15 @@ class Mount:
         os.chmod(self.folder, 0o700)
 
     def run(self, argv: list[str], variables: Mapping[str, str], output: Output) -> None:
-        """Start the process that mounts, with the node's variables that a job may see, the job's mark and these.
-
-        Raises:
-            Failure: it can't be started.
-        """
-        layout = self.place.layout
+        """Start the process that mounts, with the node's variables that a job may see, the job's mark and these."""
         environment = dict(allowed(os.environ), **variables)
         environment["LC_ALL"] = "C"  # its words are looked at
-        environment[MARK_VARIABLE] = layout.mark
-        environment[NODE_VARIABLE] = str(layout.node)
+        environment[MARK_VARIABLE] = self.layout.mark
+        environment[NODE_VARIABLE] = str(self.layout.node)
         task = Task(f"mount of {self.volume.path}", None, output)
         self.argv = argv
         try:
-            self.place.runtime.start(task, argv, environment, cwd=self.folder, helper=True, inside=False)
+            self.runtime.start(task, argv, environment, cwd=self.folder, helper=True, inside=False)
         except OSError as error:
             raise self.failure(f"{argv[0]} can't be started: {error.strerror or error}", command=argv) from None
         self.task = task

@@ -10,19 +10,17 @@ import errno
 import json
 import os
 import re
-import signal
-import subprocess
 import time
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
+from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.agent.reservation import locks
 
 STEP_SECONDS = 10.0
 # While a rank that has just been killed still has a file open there.
 BUSY_SECONDS = 1.0
 LAST_SECONDS = 60.0
-KILL_SECONDS = 1.0
 # Folders in folders that are open at once while they are removed.
 DEEPEST = 100
 
@@ -130,25 +128,11 @@ def _commands(mounted: Mounted, lazy: bool) -> list[list[str]]:
 
 
 def _run(argv: Sequence[str]) -> str:
-    """Run a command; its output if it failed, else empty."""
-    try:
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    except OSError as error:
-        return f"{argv[0]}: {error.strerror}"
-    assert process.stdout
-    with process.stdout:
-        try:
-            output, _ = process.communicate(timeout=STEP_SECONDS)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(OSError):  # sudo's is root's
-                process.kill()
-            try:
-                process.wait(KILL_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.returncode = -signal.SIGKILL  # the kernel holds it: nobody waits for that
-            return f"{argv[0]}: no answer in {STEP_SECONDS:.0f} s"
-    said = output.decode("utf-8", "replace").strip().splitlines()
-    return "" if process.returncode == 0 else (said[-1] if said else f"{argv[0]}: exit code {process.returncode}")
+    code, output = proc.ask(argv, os.environ, STEP_SECONDS)
+    if code == 0:
+        return ""
+    said = output.strip().splitlines()
+    return said[-1] if said else f"{argv[0]}: exit code {code}"
 
 
 # Which mounts are ours. Below <root>/jobs all are: the folder is a job's own. In <root>/mounts somebody else may have put one.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from mlflow_batchai.agent.layout import NodeLayout
 from mlflow_batchai.agent.mounts import mountpoints, tools
 from mlflow_batchai.agent.mounts.commands import CommandMount
-from mlflow_batchai.agent.mounts.mount import LinkMount, Mount, Place
+from mlflow_batchai.agent.mounts.mount import LinkMount, Mount
 from mlflow_batchai.agent.outcome import Failure
 from mlflow_batchai.agent.plan import Volume
 from mlflow_batchai.agent.runtime import Runtime
@@ -37,8 +37,6 @@ class Mounts:
     Args:
         credentials: index of a volume, as text -> ``{"key": account key}`` or ``{"sas": text}``, with the ``endpoint`` that
             it is for.
-        check: called while waiting; raises what is to end the wait.
-        control: where a tool comes from that the client has sent.
     """
 
     def __init__(
@@ -67,8 +65,7 @@ class Mounts:
         Raises:
             Failure: a volume can't be mounted.
         """
-        place = Place(self._layout, self._runtime, self._shipper)
-        self._mounts = [self._make(place, index, volume) for index, volume in enumerate(self._layout.plan.volumes)]
+        self._mounts = [self._make(index, volume) for index, volume in enumerate(self._layout.plan.volumes)]
         self._check_writable()
         begun, before = time.monotonic(), self._runtime.family()
         started = {}
@@ -96,19 +93,19 @@ class Mounts:
         if real:
             self._shipper.note(f"{len(real)} volume(s) mounted in {time.monotonic() - begun:.1f} s")
 
-    def _make(self, place: Place, index: int, volume: Volume) -> Mount:
+    def _make(self, index: int, volume: Volume) -> Mount:
         credentials = self._credentials.get(str(index), {})
         if credentials and credentials.get("endpoint") != volume.endpoint:
             why = f"what opens it is for {credentials.get('endpoint')}, and the plan has {volume.endpoint} by now"
-            raise Mount(place, index, volume, credentials).failure(why)
+            raise Mount(self._runtime, index, volume, credentials).failure(why)
         how = volume.mounted_by
         if how in ("link", "bind"):
-            return LinkMount(place, index, volume, credentials)
+            return LinkMount(self._runtime, index, volume, credentials)
         if how != "rclone":
-            return CommandMount(place, index, volume, credentials)
+            return CommandMount(self._runtime, index, volume, credentials)
         from mlflow_batchai.agent.mounts.rclone import RcloneMount  # HTTP, which few agents need
 
-        rclone = RcloneMount(place, index, volume, credentials, self._find_rclone)
+        rclone = RcloneMount(self._runtime, index, volume, credentials, self._find_rclone)
         self._rclones.append(rclone)
         return rclone
 
@@ -198,11 +195,7 @@ class Mounts:
         return Failure(failure.code, mount.mask(sentence), self._layout.node, exit_code=failure.exit_code, tail=failure.tail)
 
     def unmount_all(self) -> list[str]:
-        """Undo all mounts, the last one first, however far each had come.
-
-        Returns:
-            A sentence for each that would not go.
-        """
+        """Undo all mounts, the last one first, however far each had come. Returns a sentence for each that would not go."""
         left = []
         for mount in reversed(self._mounts):
             try:
@@ -228,7 +221,6 @@ class _Progress:
 
     @property
     def silent(self) -> float:
-        """Seconds since something moved."""
         return time.monotonic() - self._last
 
     def settled(self, pending: Pending | None) -> bool:

@@ -20,11 +20,12 @@ from urllib.parse import parse_qs, urlsplit
 
 from mlflow_batchai.agent import azure_errors
 from mlflow_batchai.agent.mounts import mountpoints, tools
-from mlflow_batchai.agent.mounts.mount import Mount, Place
+from mlflow_batchai.agent.mounts.mount import Mount
 from mlflow_batchai.agent.outcome import Failure
 from mlflow_batchai.agent.plan import Volume
 from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.agent.processes.tasks import Task
+from mlflow_batchai.agent.runtime import Runtime
 
 REMOTE = "batchai"
 SOCKET = "rc"
@@ -63,9 +64,9 @@ class RcloneMount(Mount):
     seconds = 60.0
 
     def __init__(
-        self, place: Place, index: int, volume: Volume, credentials: Mapping[str, str], find: Callable[[], str]
+        self, runtime: Runtime, index: int, volume: Volume, credentials: Mapping[str, str], find: Callable[[], str]
     ) -> None:
-        super().__init__(place, index, volume, credentials)
+        super().__init__(runtime, index, volume, credentials)
         self._find = find
         self._is_file_share = volume.kind == "azureFiles"
         # Of the remote: a file share is named by the configuration, a container by the path.
@@ -81,7 +82,6 @@ class RcloneMount(Mount):
         return bool(permits) and not set(permissions) <= set(permits)
 
     def command(self, rclone: str) -> list[str]:
-        """The argv, a pure function of plan and node."""
         argv = [
             rclone,
             "mount",
@@ -145,7 +145,7 @@ class RcloneMount(Mount):
         if self._probe.error:
             raise self._explained(self._probe.error)
         if self.task.status is not None:
-            self.place.runtime.drain([self.task], 0.5)
+            self.runtime.drain([self.task], 0.5)
             raise self._explained("")
         return self._probe.done
 
@@ -243,7 +243,7 @@ class RcloneMount(Mount):
         while self.task and self.task.status is None and time.monotonic() - begun < patience + KILL_SECONDS:
             if time.monotonic() - begun >= patience:
                 proc.send({self.task.pid}, signal.SIGKILL)
-            self.place.runtime.pump(0.02)
+            self.runtime.pump(0.02)
 
 
 class Probe(threading.Thread):
@@ -252,9 +252,6 @@ class Probe(threading.Thread):
     A thread, since any of it may hang. It ends when the mount is there or can't be.
 
     Args:
-        folder: the mount's own, in which rclone listens.
-        remote: what is mounted, as rclone names it.
-        host: name and port of its server.
         by_proxy: whether it is reached by a proxy only.
 
     Attributes:
@@ -274,7 +271,6 @@ class Probe(threading.Thread):
         self.last = ""
 
     def stop(self) -> None:
-        """Nobody wants to know any more."""
         self._until = 0.0
 
     def run(self) -> None:

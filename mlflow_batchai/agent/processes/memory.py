@@ -44,7 +44,6 @@ class Counters(NamedTuple):
 
 
 def counters(pid: int) -> Counters:
-    """The counters that concern a process."""
     killed = numbers(proc.kernel_text("/proc/vmstat")).get("oom_kill")
     found: dict[str, Group] = {}
     for folder in group_folders(proc.kernel_text(f"/proc/{pid}/cgroup")):
@@ -101,12 +100,10 @@ def numbers(text: str) -> dict[str, int]:
 
 
 def size(count: int) -> str:
-    """Bytes, for people."""
     return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 30 else f"{count >> 20} MiB"
 
 
 def machine_bytes() -> int | None:
-    """Bytes of memory of the machine."""
     with contextlib.suppress(ValueError, OSError):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return None

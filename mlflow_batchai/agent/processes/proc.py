@@ -11,8 +11,9 @@ import math
 import os
 import signal
 import socket
+import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
 try:
@@ -62,7 +63,7 @@ def as_child(umask: int) -> Callable[[], None]:
 
 
 def kernel_text(path: str) -> str:
-    """A file of the kernel's; empty if it can't be read."""
+    """A small file, such as the kernel's; empty if it can't be read."""
     with contextlib.suppress(OSError), open(path, encoding="ascii", errors="replace") as file:
         return file.read()
     return ""
@@ -141,7 +142,6 @@ def is_stopped(pid: int) -> bool:
 
 
 def pids() -> list[int]:
-    """All processes."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
@@ -197,7 +197,6 @@ def _is_bare(pid: int) -> bool:
 
 
 def arguments() -> set[str]:
-    """Every word of every process's command line."""
     return {word for pid in pids() for word in command_line(pid)}
 
 
@@ -229,7 +228,6 @@ def lock_holders(path: str) -> set[int]:
 
 
 def descendants(ancestor: int) -> set[int]:
-    """All live processes below this one."""
     children: dict[int, list[int]] = {}
     for pid in pids():
         try:
@@ -254,6 +252,39 @@ def parent(pid: int) -> int | None:
         return int(_stat(pid)[1])
     except (FileNotFoundError, ProcessLookupError):
         return None
+
+
+def ask(argv: Sequence[str], environment: Mapping[str, str], seconds: float) -> tuple[int | None, str]:
+    """Run a program that may hang: what it asks (a driver, a file server) can hold its processes for ever.
+
+    Returns:
+        Its exit code (None: it was killed after ``seconds``, or can't be started), and its output of both kinds.
+    """
+    try:
+        process = subprocess.Popen(
+            argv,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        return None, f"{argv[0]} can't be run: {error.strerror}"
+    try:
+        output, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(OSError):  # it has just ended, and was collected with the agent's other children; or is root's
+            os.killpg(process.pid, signal.SIGKILL)
+        try:
+            process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            process.returncode = -signal.SIGKILL  # it hangs in the kernel; waiting for it would hang us too
+        assert process.stdout
+        process.stdout.close()
+        command = " ".join([os.path.basename(argv[0]), *argv[1:]])
+        return None, f"{command} did not answer within {seconds:.0f} s"
+    return process.returncode, output.decode("utf-8", "replace")
 
 
 def reap() -> dict[int, int]:

@@ -37,7 +37,6 @@ class LineBuffer:
         self._rest = b""
 
     def feed(self, data: bytes) -> bytes:
-        """All whole lines so far; the rest waits."""
         data = self._rest + data
         cut = data.rfind(b"\n") + 1
         whole, rest = data[:cut], data[cut:]
@@ -60,7 +59,6 @@ class Task:
     """A process in its own session, its output read without blocking.
 
     Attributes:
-        name: for people (``rank 3``).
         status: wait status once it was reaped, else None.
         tail: its last lines, of both streams, as text.
     """
@@ -86,15 +84,7 @@ class Task:
         stdin: bool = False,
         umask: int = PRIVATE,
     ) -> None:
-        """Start it.
-
-        Args:
-            keep: file descriptors that it inherits (the node's lock).
-            stdin: whether it gets a pipe as standard input (closed when the agent goes) instead of nothing.
-
-        Raises:
-            OSError: the program can't be started.
-        """
+        """Start it; ``stdin``: whether it gets a pipe as standard input (closed when the agent goes) instead of nothing."""
         self._process = subprocess.Popen(
             list(argv),
             cwd=cwd,
@@ -150,7 +140,6 @@ class Task:
             self._output(self, stream, lines)
 
     def reaped(self, status: int) -> None:
-        """The agent has collected this process."""
         assert self._process
         self.status = status
         self.ended = time.monotonic()
@@ -160,7 +149,6 @@ class Task:
 
     @property
     def signal(self) -> int | None:
-        """The signal that ended it, or None."""
         return os.WTERMSIG(self.status) if self.status is not None and os.WIFSIGNALED(self.status) else None
 
     @property

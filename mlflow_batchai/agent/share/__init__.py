@@ -9,7 +9,7 @@ from mlflow_batchai.agent.share.mounted import MountedShare
 PATIENCE_SECONDS = 45.0
 
 
-def is_address(share: str) -> bool:
+def is_web_address(share: str) -> bool:
     """Whether a control share is named by its address on the network; else it is a directory of the node."""
     return share.lower().startswith(("https://", "http://"))
 
@@ -26,7 +26,7 @@ def open_control(share: str, sas: str | None = None, patience: float = PATIENCE_
     Raises:
         ControlError: that is no address of a file share, or no SAS.
     """
-    if not is_address(share):
+    if not is_web_address(share):
         return MountedShare(share)
     # Only here: most agents need no HTTP, TLS and XML.
     from mlflow_batchai.agent.share.rest import RestShare

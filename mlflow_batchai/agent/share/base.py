@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import errno
 import os
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -15,6 +16,11 @@ MAX_PENDING_BYTES = 16 << 20
 
 # How far an attempt is on a node: how soon what others say has to be heard.
 QUEUED, GATHERING, STARTING, RUNNING, ENDING = "queued", "gathering", "starting", "running", "ending"
+
+
+def is_numbered(host: str) -> bool:
+    """Whether a server is named by its IP address, or is this machine: one for tests, which may be asked by http."""
+    return host == "localhost" or ":" in host or re.fullmatch(r"\d+(\.\d+){3}", host) is not None
 
 
 class ControlError(OSError):
@@ -156,7 +162,6 @@ class ControlShare(abc.ABC):
         return
 
     def names(self, path: str) -> list[str]:
-        """The names in a directory; none if it isn't there."""
         return [entry.name for entry in self.entries(path)]
 
 

@@ -54,9 +54,6 @@ class Index:
         listing: marker -> number of every marker there is.
         peers: how many others than node 0 look.
         matters: whether a marker that is new is news to this agent.
-
-    Attributes:
-        looked: moment at which it was last looked at, by the clock.
     """
 
     def __init__(
@@ -81,7 +78,6 @@ class Index:
         self.interval = self._pace.news
 
     def pace(self, phase: str) -> None:
-        """The attempt has come that far here."""
         self._pace = self._paces[phase]
         self._next = self._pace.news
 
@@ -105,7 +101,6 @@ class Index:
             return True
 
     def has(self, marker: str) -> bool:
-        """Whether a marker was there at the last look."""
         return marker in self._numbers
 
     def count(self, marker: str) -> int:
@@ -113,7 +108,6 @@ class Index:
         return self._numbers.get(marker, 0)
 
     def names(self, prefix: str) -> list[str]:
-        """Markers whose names begin so, without that beginning."""
         return [name[len(prefix) :] for name in self._numbers if name.startswith(prefix)]
 
 

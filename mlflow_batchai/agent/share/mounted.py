@@ -107,7 +107,6 @@ class MountedShare(ControlShare):
             return []
 
     def sizes(self, path: str, prefix: str) -> dict[str, int]:
-        """The bytes of each file of a folder whose name begins so."""
         return {entry.name: entry.size for entry in self.entries(path, prefix)}
 
     def _folder(self, path: str) -> safeopen.Descriptor:

@@ -28,11 +28,7 @@ GONE_SECONDS = 120.0
 
 
 class RestShare(ControlShare):
-    """Requests to the Azure Files REST API.
-
-    Args:
-        address: see ``wire.Wire``, as for ``sas`` and ``patience``.
-    """
+    """Requests to the Azure Files REST API; ``address``: see ``wire.Wire``, as for ``sas`` and ``patience``."""
 
     at_once = 8
 
@@ -127,7 +123,6 @@ class RestShare(ControlShare):
         return True
 
     def size(self, path: str) -> int | None:
-        """A file's length in bytes; None if it isn't there."""
         answer = self.wire.ask("HEAD", path)
         if answer.status == 404:
             return None
@@ -188,8 +183,6 @@ class RestShare(ControlShare):
     def attempt(self, paths: JobPaths, node: int, nodes: int) -> IndexedFiles:
         self._job = paths.folder
         return IndexedFiles(self, paths, node, nodes)
-
-    # Requests.
 
     def _create(self, path: str, size: int, data: bytes = b"") -> Answer:
         """Create File; one that is there is replaced."""

@@ -38,7 +38,6 @@ _WORDS = {
 # Of a share by REST: its sentence says all, and who isn't let in is waited for longer (``peers.REFUSED_SECONDS``).
 _DEFINITE_BY_REST = (errno.ENOSPC, errno.ENOENT)
 
-
 PATIENCE_SECONDS = 60.0
 # Writers that say more than can be read must not keep an agent from saying something itself: others would think it gone.
 ROUNDS_SECONDS = 5.0
@@ -73,7 +72,6 @@ class ShareErrors:
         self._error: OSError | None = None
 
     def saw(self, error: OSError | None) -> None:
-        """Note the result of a round of writing and reading."""
         now = self._seen = self._clock()
         found = sentence(error) if error else None
         self._error = error
@@ -179,8 +177,6 @@ class SegmentReader:
 
 
 class SegmentReaders:
-    """Read the segments of several writers."""
-
     def __init__(self, followers: Mapping[int, SegmentReader], attempt: Attempt, at_once: int) -> None:
         self._followers = followers
         self._attempt = attempt
@@ -190,9 +186,6 @@ class SegmentReaders:
     def read(self, take: Callable[[int, list[Record]], None], heeds: bool = True) -> None:
         """Take what has come since the last call, as far as that can be done in a while: a segment of each writer at a time, so
         that none waits for the many of another.
-
-        Args:
-            heeds: whether silence means something (``SegmentReader.read``).
 
         Raises:
             OSError: the share can't be read (what was read before that is taken).
@@ -229,7 +222,6 @@ class SegmentReaders:
         return self._pool
 
     def close(self) -> None:
-        """Let go of the threads."""
         if self._pool is not None:
             self._pool.shutdown(wait=False)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import errno
 import http.client
-import ipaddress
 import random
 import ssl
 import threading
@@ -20,7 +19,7 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from mlflow_batchai.agent import azure_errors
-from mlflow_batchai.agent.share.base import ControlError
+from mlflow_batchai.agent.share.base import ControlError, is_numbered
 
 VERSION = "2022-11-02"
 # A service that hangs: longer than any that is only slow takes for 4 MiB.
@@ -58,7 +57,6 @@ class Denied(NamedTuple):
 
     Attributes:
         since: when that began (``time.monotonic``).
-        sentence: why, at first.
         gone: whether the share isn't there: nobody will give it back with what lay on it.
     """
 
@@ -79,7 +77,6 @@ class Wire:
         patience: seconds for which a request is tried again.
 
     Attributes:
-        name: the share's address, for people.
         denied: whether we are not let in now, and since when.
 
     Raises:
@@ -96,7 +93,7 @@ class Wire:
         names = [unquote(part) for part in parts.path.split("/") if part]
         if not parts.hostname or not names or parts.query or parts.fragment or "@" in parts.netloc:
             raise ControlError(no_address)
-        if parts.scheme.lower() == "http" and not _is_test_endpoint(parts.hostname):
+        if parts.scheme.lower() == "http" and not is_numbered(parts.hostname):
             raise ControlError(f"{address} would be asked without encryption: write https")
         self.name = address.rstrip("/")
         # The text itself is not repeated: http.client would show it with the address.
@@ -120,7 +117,6 @@ class Wire:
         self._local.patience = patience
 
     def close(self) -> None:
-        """Close the connections that are idle."""
         while True:
             connection = self._kept()
             if connection is None:
@@ -138,7 +134,6 @@ class Wire:
         """Ask until there is an answer that says something.
 
         Args:
-            path: relative to the address.
             query: without the SAS.
 
         Raises:
@@ -270,19 +265,10 @@ def proxy_for(scheme: str, host: str) -> SplitResult | None:
 
 
 def _proxy_headers(proxy: SplitResult) -> dict[str, str]:
-    """Headers for the proxy: credentials, if its address has them."""
     if not proxy.username:
         return {}
     pair = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
     return {"Proxy-Authorization": "Basic " + base64.b64encode(pair.encode()).decode()}
-
-
-def _is_test_endpoint(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return host == "localhost"
-    return True
 
 
 def _words(error: BaseException, timeout: float) -> str:

@@ -62,7 +62,6 @@ class Inbox:
             self._followers[node].silent = 0.0
 
     def heard(self, node: int) -> int:
-        """Number of a peer's segments that were read."""
         return self._followers[node].sequence
 
     def expect(self, node: int, segments: int) -> None:
@@ -70,20 +69,12 @@ class Inbox:
         self._followers[node].final = segments
 
     def has_spoken(self, node: int) -> bool:
-        """Whether a peer gave any sign of life."""
         return self._followers[node].sequence > 0 or self._followers[node].heartbeats > 0
 
     # Called by the share thread.
 
     def read(self, heeds: bool) -> None:
-        """Take in what is new.
-
-        Args:
-            heeds: whether silence means something (``SegmentReader.read``).
-
-        Raises:
-            OSError: the share can't be read, or the job's folder is gone from it.
-        """
+        """Take in what is new. Raises OSError: the share can't be read, or the job's folder is gone from it."""
         layout, attempt = self._layout, self._layout.attempt
         attempt.look()
         self._check_folder()
@@ -99,7 +90,6 @@ class Inbox:
                             self._requests[name] = request
 
     def close(self) -> None:
-        """Let go of the threads that read."""
         self._rounds.close()
 
     def _check_folder(self) -> None:

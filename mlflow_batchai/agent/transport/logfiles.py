@@ -87,7 +87,6 @@ def own_file(plan: Plan, node: int, stream: str, rank: int | None) -> str:
 
 
 def joined_file(stream: str) -> str:
-    """The name of the file that has the lines of all ranks."""
     return f"std{stream}.txt"
 
 
@@ -100,7 +99,6 @@ def joined(plan: Plan, record: Record) -> str | None:
 
 
 def encoded(text: str) -> bytes:
-    """Text as log files have it."""
     return text.encode("utf-8", "backslashreplace")
 
 

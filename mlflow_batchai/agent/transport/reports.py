@@ -41,7 +41,6 @@ class Count(NamedTuple):
 
 
 def points_of(body: dict[str, Any]) -> int:
-    """Number of points in a record."""
     values = body.get("values")
     return len(values) if body.get("type") == "metric" and isinstance(values, dict) else 0
 
@@ -108,7 +107,6 @@ class ReportReader:
         return sorted({file.rank for file in self._files.values() if file.rank is not None and file.is_empty})
 
     def _look(self) -> None:
-        """Open the files that are new; others may have gone."""
         try:
             with os.scandir(self._folder) as entries:
                 named = [entry for entry in entries if entry.name.startswith("report-")]
@@ -175,7 +173,6 @@ class _File:
         self._inside = False
 
     def lines(self) -> list[bytes]:
-        """Whole lines that have come, up to a limit."""
         try:
             data = b"" if self.is_read else os.pread(self._descriptor, PIECE, self.offset)
         except OSError:  # a disk that fails
@@ -210,7 +207,6 @@ class _File:
 
     @property
     def is_read(self) -> bool:
-        """Whether nothing has come since it was read."""
         return not self.is_open or os.fstat(self._descriptor).st_size <= self.offset
 
     @property
@@ -219,7 +215,6 @@ class _File:
         return self.is_open and os.fstat(self._descriptor).st_size == 0
 
     def reopen(self, descriptor: int) -> None:
-        """Go on with the same file."""
         self._descriptor = descriptor
         self._closing = weakref.finalize(self, os.close, descriptor)
 

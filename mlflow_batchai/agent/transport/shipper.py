@@ -28,7 +28,6 @@ from mlflow_batchai.agent.transport.logfiles import EXECUTION, LogFiles, log_rec
 MOST = 4096
 MOST_AT_ONCE = 256
 
-
 # How often it is looked whether the share still has what it took in the last minutes, and how much is kept for that: a server
 # that crashes may lose what it has acknowledged (nfs(5): async), and somebody may remove a file.
 CHECK_SECONDS, RECENT_SECONDS = 5.0, 120.0
@@ -52,23 +51,21 @@ AGAIN_SECONDS = 15.0
 class Unhurried:
     """Records that nobody waits for: they leave with others, and alone only after a while. For several threads."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._records: collections.deque[Record] = collections.deque(maxlen=MOST)
         self._since: float | None = None
 
     def add(self, kind: str, **fields: Any) -> None:
-        """A record of now."""
         with self._lock:
             self._records.append(dict(fields, k=kind, t=protocol.now_ms()))
             if self._since is None:
-                self._since = self._clock()
+                self._since = time.monotonic()
 
     def take(self, after: float = 0.0) -> list[Record]:
         """The oldest ones, if the oldest has waited for so many seconds; they are the caller's now."""
         with self._lock:
-            if self._since is None or self._clock() - self._since < after:
+            if self._since is None or time.monotonic() - self._since < after:
                 return []
             taken = [self._records.popleft() for _ in range(min(len(self._records), MOST_AT_ONCE))]
             if not self._records:
@@ -132,7 +129,6 @@ class Shipper(threading.Thread):
         before: what ``sent`` said of the shipper that this one goes on for.
 
     Attributes:
-        inbox: what others have said.
         sequence: number of segments written; after ``finish`` it is final.
         error: why the share can't be used now, or None.
         broken: what ended this thread before its time (a bug), or None.
@@ -187,11 +183,7 @@ class Shipper(threading.Thread):
             self._mark_unsent(urgent)
 
     def report(self, body: Record, size: int, rank: int | None = None) -> None:
-        """Send what a rank has reported.
-
-        Args:
-            size: bytes that it was in the rank's own file.
-        """
+        """Send what a rank has reported; ``size``: bytes that it was in the rank's own file."""
         with self._lock:
             self._reports.append(({"k": "report", "t": protocol.now_ms(), "r": rank, "body": body}, size))
             self._report_bytes += size
@@ -215,12 +207,10 @@ class Shipper(threading.Thread):
         self._said = time.monotonic()
 
     def stop_saying(self) -> None:
-        """Stop repeating a record that was heard."""
         with self._lock:
             self._standing = None
 
     def note(self, line: str) -> None:
-        """A line for this node's execution log."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self.log(None, EXECUTION, f"{stamp} {line}\n".encode("utf-8", "backslashreplace"))
 
@@ -272,7 +262,6 @@ class Shipper(threading.Thread):
 
     @property
     def log_totals(self) -> dict[str, list[int]]:
-        """Bytes and lines given to each log file."""
         return {name: list(sizes) for name, sizes in list(self._files.totals.items())}
 
     def sent(self) -> dict[str, Any]:
@@ -300,8 +289,6 @@ class Shipper(threading.Thread):
         with self._lock:
             self._closing, self._closing_since = False, None
             return not self._closed
-
-    # The share thread.
 
     def run(self) -> None:
         try:

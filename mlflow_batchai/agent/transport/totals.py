@@ -25,12 +25,10 @@ SHAPE: records.Shape = {
     "unsent": records.is_count,
 }
 
-
 _LOG_NAME = re.compile(r"(execution|std(out|err))(-[a-z0-9_-]{1,100})?\.(txt|log)")
 
 
 def is_log_name(name: str) -> bool:
-    """Whether an agent may call a log file so."""
     return _LOG_NAME.fullmatch(name) is not None
 
 

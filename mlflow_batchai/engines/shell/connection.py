@@ -41,8 +41,6 @@ _PUT = (
 
 
 class Result(NamedTuple):
-    """Result of a command."""
-
     code: int
     out: str
     err: str
@@ -157,11 +155,7 @@ class Connection:
             )
 
     def stream(self, argv: Sequence[str]) -> Stream:
-        """Start a command that is spoken to line by line.
-
-        Raises:
-            ClusterError: the node can't be reached.
-        """
+        """Start a command that is spoken to line by line. Raises ClusterError: the node can't be reached."""
         # Closed by the stream.
         stack = contextlib.ExitStack()
         channel = stack.enter_context(self._executing(argv))
@@ -287,7 +281,6 @@ class Stream:
 
     @property
     def last_error(self) -> str:
-        """The last line of its standard error, or nothing."""
         lines = self._errors.decode("utf-8", "backslashreplace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
@@ -299,7 +292,6 @@ class Stream:
         )
 
     def _ended(self) -> ConnectionLostError:
-        """Why nothing more comes."""
         # The exit code comes right behind the end of the output.
         self._channel.status_event.wait(1)
         code = self._channel.exit_status

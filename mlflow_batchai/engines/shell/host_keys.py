@@ -60,11 +60,7 @@ def prefer_known(transport: paramiko.Transport, target: Target) -> None:
 
 
 def check(transport: paramiko.Transport, target: Target) -> KnownKey:
-    """Where the server's key is known from.
-
-    Raises:
-        HostKeyError: it is unknown, another one, or revoked.
-    """
+    """Where the server's key is known from. Raises HostKeyError: it is unknown, another one, or revoked."""
     key = transport.get_remote_server_key()
     known = find(target)
     for entry in known:
@@ -94,7 +90,6 @@ def check(transport: paramiko.Transport, target: Target) -> KnownKey:
 
 
 def _read(file: Path, name: str) -> Iterator[KnownKey]:
-    """The keys that a file holds of a name."""
     if not file.exists():
         return
     for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
@@ -132,7 +127,6 @@ def _described(key: paramiko.PKey) -> str:
 
 
 def _learn(target: Target) -> str:
-    """The line that adds its host keys to the user's file."""
     scan = f"ssh-keyscan -p {target.port} {shlex.quote(target.host)}"
     if target.jump:
         scan = f"ssh -p {target.jump.port} {shlex.quote(f'{target.jump.user}@{target.jump.host}')} {scan}"

@@ -150,7 +150,6 @@ def _unusable(file: Path, error: Exception) -> str:
 
 
 def _refused(target: Target, tried: _Tried, allowed: list[str]) -> str:
-    """Describe the refused login methods, and the remedy."""
     if tried.locked and not tried.opened:
         file = tried.locked[0]
         add = f"ssh-add {shlex.quote(str(file))}"

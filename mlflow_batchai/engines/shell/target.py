@@ -35,11 +35,9 @@ class Target:
     """One machine to log in to.
 
     Attributes:
-        name: as the user wrote it.
         key_files: private keys to offer, in this order; ``explicit_keys``: the user named the one, so it must be usable.
         known_hosts: files with host keys; lines to add go to the first.
         host_key_alias: the name under which they hold this machine's key, if it isn't its host and port.
-        jump: the machine through which it is reached.
         proxy_command: the user's shell line whose standard input and output lead there.
         password, passphrase: secrets, never shown; the passphrase opens key files.
         identities_only: of the keys in a running ssh-agent, offer only those of ``key_files``.
@@ -113,9 +111,7 @@ def resolve(
     return _resolve(host, user, port, jump, password, _Shared(key_file, known_hosts, timeout), 0)
 
 
-def ssh_command(
-    target: Target, line: str | None, forwards: Sequence[str] = (), terminal: bool = False, program: str = "ssh"
-) -> list[str]:
+def ssh_command(target: Target, line: str | None, forwards: Sequence[str] = (), terminal: bool = False) -> list[str]:
     """The command ``ssh`` that runs a shell line there, with a terminal, and forwards ports meanwhile.
 
     It reads no configuration of its own, so it gets where our own connections get; it asks for a password itself.
@@ -123,7 +119,6 @@ def ssh_command(
     Args:
         line: for the login's shell; None: only ports are forwarded.
         forwards: ``[address:]port:host:port`` each, as for ``ssh -L``.
-        terminal: whether the line gets a terminal.
     """
     options = ["-t"] if terminal and line is not None else []
     options += [word for forward in forwards for word in ("-L", forward)]
@@ -131,14 +126,14 @@ def ssh_command(
         options += ["-o", "ExitOnForwardFailure=yes"]
     if line is None:
         options.append("-N")
-    return [*_ssh(target, options, program), *([line] if line is not None else [])]
+    return [*_ssh(target, options), *([line] if line is not None else [])]
 
 
-def _ssh(target: Target, options: Sequence[str], program: str) -> list[str]:
+def _ssh(target: Target, options: Sequence[str]) -> list[str]:
     through = target.proxy_command
     if target.jump:
         # -J would not hand on keys and known hosts. Whatever has a % in it is meant for the ssh that this line starts.
-        words = [word.replace("%", "%%") for word in _ssh(target.jump, [], program)]
+        words = [word.replace("%", "%%") for word in _ssh(target.jump, [])]
         through = shlex.join([words[0], "-W", "[%h]:%p", *words[1:]])
     known_hosts = " ".join('"{}"'.format(str(file).replace("%", "%%")) for file in target.known_hosts)
     settings = {
@@ -153,7 +148,7 @@ def _ssh(target: Target, options: Sequence[str], program: str) -> list[str]:
     }
     words = [word for name, value in settings.items() if value is not None for word in ("-o", f"{name}={value}")]
     keys = [word for file in target.key_files for word in ("-i", str(file).replace("%", "%%"))]
-    return [program, "-F", "/dev/null", "-p", str(target.port), "-l", target.user, *keys, *words, *options, "--", target.host]
+    return ["ssh", "-F", "/dev/null", "-p", str(target.port), "-l", target.user, *keys, *words, *options, "--", target.host]
 
 
 @dataclass(frozen=True)
@@ -203,7 +198,6 @@ def _resolve(
 
 
 def _place(text: str, user: str | None, port: int | None) -> tuple[Mapping[str, Any], _Place]:
-    """Resolve an address by the config: machine and way there."""
     own_user, name, own_port = _parse(text)
     config = _lookup(name)
     host = config.get("hostname") or name

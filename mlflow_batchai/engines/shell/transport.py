@@ -119,7 +119,6 @@ def open_link(target: Target) -> Link:
 
 
 def _negotiated(sock: Any, target: Target, stack: contextlib.ExitStack) -> paramiko.Transport:
-    """An encrypted session."""
     transport = _Transport(sock)
     stack.callback(transport.close)
     transport.banner_timeout = transport.handshake_timeout = target.timeout
@@ -186,7 +185,6 @@ def _first(found: Sequence[tuple[Any, ...]], until: float) -> socket.socket:
 
 
 def _not_connected(target: Target, error: Exception) -> ClusterError:
-    """Turn a failed connect into an error with its cause."""
     code = getattr(error, "errno", None)
     up = f"check that the machine is up and port {target.port} is open"
     if isinstance(error, (socket.gaierror, UnicodeError)):

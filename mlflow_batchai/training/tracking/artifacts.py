@@ -40,7 +40,6 @@ class JobArtifacts(LocalArtifactRepository):
         self._artifact_dir = os.path.join(self._run.artifacts, *self._inside.split("/"))
 
     def log_artifact(self, local_file: str, artifact_path: str | None = None) -> None:
-        """Copy a file to a folder below here."""
         verify_artifact_path(artifact_path)
         folder = os.path.normpath(artifact_path) if artifact_path else ""
         name = os.path.basename(local_file)
@@ -56,7 +55,6 @@ class JobArtifacts(LocalArtifactRepository):
         self._run.say("artifact", ts=int(time.time() * 1000), path=path, size=size, sha256=digest)
 
     def log_artifacts(self, local_dir: str, artifact_path: str | None = None) -> None:
-        """Copy the files of a folder to a folder below here."""
         for parent, folders, names in os.walk(local_dir):
             folders.sort()
             inside = os.path.relpath(parent, local_dir)

@@ -20,7 +20,6 @@ _OURS = tuple(
     os.path.dirname(os.path.abspath(path)) + os.sep for path in (mlflow.__file__, os.path.dirname(os.path.abspath(__file__)))
 )
 
-
 # What AbstractStore itself makes of the calls that a store answers.
 _INHERITED = frozenset(
     [
@@ -105,7 +104,6 @@ class JobRun(NamedTuple):
         started: milliseconds since the epoch.
         artifacts: the folder on the share that artifacts are put into.
         bits: what other users may do with them (group and world bits).
-        rank: this process's.
         heard: whether what this rank says reaches the run.
     """
 
@@ -127,25 +125,18 @@ class JobRun(NamedTuple):
 
     @property
     def uri(self) -> str:
-        """Where this rank's artifacts of the run are."""
         return f"{TRACKING_URI}/run/{self.prefix}".rstrip("/")
 
     def model_uri(self, model_id: str) -> str:
-        """Where a logged model's artifacts are."""
         return f"{TRACKING_URI}/models/{model_id}"
 
     def say(self, kind: str, **body: Any) -> None:
-        """Append a record, if this rank is heard."""
         if self.heard:
             report.append({"type": kind, "rank": self.rank, **body})
 
 
 def opened() -> JobRun:
-    """The run of the job that this process belongs to.
-
-    Raises:
-        RefusedError: it belongs to none.
-    """
+    """The run of the job that this process belongs to. Raises RefusedError: it belongs to none."""
 
     spool = os.environ.get("BATCHAI_SPOOL", "")
     try:

@@ -49,17 +49,12 @@ class ScriptModels:
         return model
 
     def get(self, model_id: str) -> Any:
-        """One by its id.
-
-        Raises:
-            MlflowException: this process has made none of that id.
-        """
+        """One by its id. Raises MlflowException: this process has made none of that id."""
         if model_id not in self._models:
             raise MlflowException(f"Logged model with ID '{model_id}' not found.", RESOURCE_DOES_NOT_EXIST)
         return self._models[model_id]
 
     def all(self) -> list[Any]:
-        """Every one, newest first."""
         return list(reversed(self._models.values()))
 
     def finalize(self, model_id: str, status: Any) -> Any:
@@ -79,7 +74,6 @@ class ScriptModels:
         self._say(model_id, tags=dict(tags))
 
     def add_params(self, model_id: str, params: Mapping[str, str]) -> None:
-        """Add params."""
         self.get(model_id).params.update(params)
         self._say(model_id, params=dict(params))
 

@@ -64,8 +64,6 @@ class JobStore(Refusing):  # type: ignore[misc]
         """In a child process: another thread may have held it when it was made."""
         self._lock = threading.RLock()
 
-    # --- the experiment ---------------------------------------------------------------------------------------------
-
     def get_experiment(self, experiment_id: str) -> Any:
         """The job's, which is MLflow's default here, too; whatever number a script has for it."""
         if str(experiment_id) not in (self._run.experiment_id, "0"):
@@ -85,14 +83,11 @@ class JobStore(Refusing):  # type: ignore[misc]
         )
 
     def search_experiments(self, *arguments: Any, **options: Any) -> Any:
-        """The job's."""
         return PagedList([self._experiment()], None)
 
     def _experiment(self) -> Any:
         where = f"{TRACKING_URI}/run"
         return Experiment(self._run.experiment_id, self._run.experiment, where, LifecycleStage.ACTIVE)
-
-    # --- the run ----------------------------------------------------------------------------------------------------
 
     def get_run(self, run_id: str) -> Any:
         """The job's, with what was given to it when it was made, and by this process."""
@@ -167,8 +162,6 @@ class JobStore(Refusing):  # type: ignore[misc]
         if run_id != self._run.run_id:
             raise RefusedError(f"run {run_id} can't be reached from a node: the job's own is {self._run.run_id}")
 
-    # --- what is logged ---------------------------------------------------------------------------------------------
-
     def log_batch(self, run_id: str, metrics: Sequence[Any], params: Sequence[Any], tags: Sequence[Any]) -> None:
         """Metrics, params and tags, which have to be as any of MLflow's stores wants them."""
         self._check(run_id)
@@ -231,7 +224,6 @@ class JobStore(Refusing):  # type: ignore[misc]
             self._run.say("tag", values=mine)
 
     def delete_tag(self, run_id: str, key: str) -> None:
-        """Remove a tag."""
         self._check(run_id)
         with self._lock:
             if key != MLFLOW_RUN_NAME and self._tags.pop(key, None) is not None:
@@ -248,8 +240,6 @@ class JobStore(Refusing):  # type: ignore[misc]
                     facts[name] = None
             self._run.say("dataset", tags={tag.key: tag.value for tag in given.tags}, **facts)
 
-    # --- logged models ----------------------------------------------------------------------------------------------
-
     def create_logged_model(
         self,
         experiment_id: str,
@@ -264,7 +254,6 @@ class JobStore(Refusing):  # type: ignore[misc]
         return self._models.create(name, source_run_id, _pairs(tags), _pairs(params), model_type)
 
     def get_logged_model(self, model_id: str, *arguments: Any, **options: Any) -> Any:
-        """Return a model that this process has made."""
         return self._models.get(model_id)
 
     def search_logged_models(self, *arguments: Any, **options: Any) -> Any:
@@ -272,23 +261,18 @@ class JobStore(Refusing):  # type: ignore[misc]
         return PagedList(self._models.all(), None)
 
     def finalize_logged_model(self, model_id: str, status: Any) -> Any:
-        """READY or FAILED."""
         return self._models.finalize(model_id, status)
 
     def set_logged_model_tags(self, model_id: str, tags: Sequence[Any]) -> None:
-        """Set tags of a model."""
         self._models.tag(model_id, _pairs(tags))
 
     def delete_logged_model_tag(self, model_id: str, key: str) -> None:
-        """Remove a tag of a model."""
         self._models.tag(model_id, {key: None})
 
     def log_logged_model_params(self, model_id: str, params: Sequence[Any]) -> None:
-        """Add params to a model."""
         self._models.add_params(model_id, _pairs(params))
 
     def log_outputs(self, run_id: str, models: Sequence[Any]) -> None:
-        """Make models outputs of the run."""
         self._check(run_id)
         for model in models:
             self._models.output(model.model_id, model.step)
@@ -296,8 +280,6 @@ class JobStore(Refusing):  # type: ignore[misc]
 
     def record_logged_model(self, run_id: str, mlflow_model: Any) -> None:
         """Nothing: what MLflow 2 kept in a tag are the run's outputs now."""
-
-    # --- words ------------------------------------------------------------------------------------------------------
 
     def _warn(self, sentence: str) -> None:
         """Say something once, on rank 0: the others would say the same."""
