@@ -254,14 +254,6 @@ def test_folders_that_lie_deep_and_chains_of_links_end(scene: Scene) -> None:
     assert "links out of the share" in folder.notes[0] and "it lies too deep" in folder.notes[1]
 
 
-def test_nothing_of_this_machine_is_downloaded_or_listed(scene: Scene, tmp_path: Path) -> None:
-    for kind in ("link", "link to another job"):
-        (scene.root / OUTPUTS / "file").touch()
-        swap(scene, kind)
-        place = directories.directory(scene.made.job, "M")
-        assert directories.files(place) == {} and place.entries("") == {}
-
-
 @pytest.mark.parametrize("name", ["volume", "deep/er"])
 def test_a_volume_on_the_control_share_that_becomes_a_link(scene: Scene, name: str) -> None:
     """Its folder lies where ranks can write: the client finds it from the control share's own root."""
