@@ -85,9 +85,12 @@ def test_only_engines_know_which_engine_it_is():
     ("module", "fine"),
     [
         ("mlflow_batchai", {"mlflow_batchai"}),
-        (
-            "mlflow_batchai.training.report",
-            {"mlflow_batchai", *(f"mlflow_batchai.training{name}" for name in ("", ".report"))},
+        *(
+            (
+                f"mlflow_batchai.training.{name}",
+                {"mlflow_batchai", "mlflow_batchai.training", f"mlflow_batchai.training.{name}"},
+            )
+            for name in ("report", "checkpoints")
         ),
         ("mlflow_batchai.agent.__main__", {"mlflow_batchai", "mlflow_batchai.agent", "mlflow_batchai.agent.__main__"}),
     ],
