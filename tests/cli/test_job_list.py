@@ -128,6 +128,8 @@ def test_pages(cli, made, monkeypatch):
     assert cli("job", "list", "-n", "5").err == ""
     monkeypatch.setattr(index, "PAGE", 2)
     assert names(cli.json("job", "list", "--all")) == [f"toy-{number}" for number in (4, 3, 2, 1, 0)]
+    newest = made("toy-0")
+    assert index.find(cli.world.client, "toy-0").info.run_id == newest, "of several of one name the newest is meant"
 
 
 def test_runs_that_have_not_ended(cli, made):

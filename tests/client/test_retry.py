@@ -93,6 +93,7 @@ def test_results_of_the_attempt_before_are_waited_for(scene):
     def say(text):
         said.append(text)
         assert scene.run().data.tags[runs.TAG_CANCEL] == "true"
+        runs.fail(scene.mlflow, scene.run().info.run_id, "it broke")
         lease.save({}, finished=True)
 
     attempts.retry(scene.found(), scene.cluster, say)
