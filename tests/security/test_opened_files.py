@@ -46,7 +46,7 @@ def named_socket(path: Path) -> None:
     os.chdir(before)
 
 
-PUT: dict[str, Callable[[Path], object]] = {
+ODD: dict[str, Callable[[Path], object]] = {
     "FIFO": os.mkfifo,
     "FIFO behind a link": lambda path: (os.mkfifo(path.with_name(f".{path.name}")), path.symlink_to(f".{path.name}")),
     "sparse": lambda path: (path.touch(), os.truncate(path, 6 << 30)),
@@ -59,14 +59,14 @@ PUT: dict[str, Callable[[Path], object]] = {
     "device": lambda path: os.mknod(path, 0o20666, os.makedev(1, 5)),  # /dev/zero
     "deflated": lambda path: path.write_bytes(BOMB),
 }
-KINDS = [pytest.param(kind, marks=needs_root) if kind == "device" else kind for kind in PUT]
+KINDS = [pytest.param(kind, marks=needs_root) if kind == "device" else kind for kind in ODD]
 
 
 def put(kind: str, path: Path) -> None:
     """Put something in place of a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
-    PUT[kind](path)
+    ODD[kind](path)
 
 
 @pytest.fixture(autouse=True)
