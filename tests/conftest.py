@@ -22,6 +22,8 @@ from mlflow_batchai.storage import credentials
 
 ROOT = Path(__file__).parent.parent
 
+STORAGE_VARIABLES = "ACCOUNT KEY SAS_TOKEN CONNECTION_STRING"
+
 # A follower process that has no job any more ends with its test.
 os.environ.setdefault("BATCHAI_FOLLOWER_IDLE", "0.5")
 
@@ -81,6 +83,14 @@ def _no_key_of_a_person(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 def _no_credentials_of_another_test(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each endpoint has a key of its own for the same account, and a process remembers what documents gave."""
     monkeypatch.setattr("mlflow_batchai.storage.credentials._remembered", {})
+
+
+@pytest.fixture
+def no_storage_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of this machine's user either."""
+    for name in (f"{of}_{what}" for of in ("AZURE_STORAGE", "AZURE_BATCHAI_STORAGE") for what in STORAGE_VARIABLES.split()):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv(credentials.VARIABLE, raising=False)
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.protocol import Record
 from mlflow_batchai.job import signing
 from mlflow_batchai.job.jobs import Job
+from mlflow_batchai.storage.base import Share
 from mlflow_batchai.storage.directory import DirectoryShare
 
 FOLDER = "workspaces/default/experiments/Default/jobs/toy/0123456789"
@@ -22,34 +23,31 @@ NO_TOTALS: Record = {"segments": 0, "logs": {}, "reports": {}, "uncounted": [], 
 class JobFolder:
     """Writes what others write; ``job`` reads it."""
 
-    def __init__(self, root: Path, nodes: int = 1, **plan: Any) -> None:
-        self.share = DirectoryShare(root)
-        self.paths = protocol.JobPaths(FOLDER)
-        self.plan: Record = toy_plan(
-            root,
-            **{
-                "name": "toy-0123",
-                "job": "0123456789",
-                "nodeCount": nodes,
-                "ranks": nodes,
-                "runId": "r" * 32,
-                "cluster": "local",
-                "terminateSeconds": 0.0,
-                "segment": FOLDER,
-                "folder": FOLDER,
-                **plan,
-            },
-        )
+    def __init__(self, root: Path | Share, nodes: int = 1, **plan: Any) -> None:
+        self.share: Any = DirectoryShare(root) if isinstance(root, Path) else root
+        own = {
+            "job": "0123456789",
+            "name": "toy-0123",
+            "nodeCount": nodes,
+            "ranks": nodes,
+            "runId": "r" * 32,
+            "cluster": "local",
+        }
+        own |= {"terminateSeconds": 0.0, "segment": FOLDER, "folder": FOLDER}
+        if not isinstance(root, Path):
+            own["volumes"] = [{"scope": "cluster", "path": "share", "kind": "link", "share": root.url}]
+        self.plan: Record = toy_plan(root if isinstance(root, Path) else Path("/unused"), **{**own, **plan})
+        self.paths = protocol.JobPaths(self.plan["folder"])
         self.write(self.paths.plan, self.plan)
 
     @property
     def job(self) -> Job:
         """The job, freshly opened: as another process sees it."""
-        return Job(self.share, FOLDER)
+        return Job(self.share, self.paths.folder)
 
     def begin(self, attempt: int) -> None:
         """From now on write what belongs to that attempt, which somebody has begun."""
-        self.paths = protocol.JobPaths(FOLDER, attempt)
+        self.paths = protocol.JobPaths(self.paths.folder, attempt)
         self.share.claim(self.paths.begun)
 
     def write(self, path: str, record: Record) -> None:

@@ -28,41 +28,22 @@ needs_fuse = pytest.mark.skipif(
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 
 
+def volume(azure: AzureServer, kind: str, what: str, name: str, endpoint: str) -> dict[str, Any]:
+    of = {"account": azure.account, "container": name, "folder": "", "endpoint": endpoint, "how": "rclone"}
+    return {"scope": "job", "path": name, "kind": kind, "name": f"{what} {azure.account}/{name}", **of}
+
+
 def files_volume(azure: AzureServer, share: str = "data", **changes: Any) -> dict[str, Any]:
     """A file share as ``planning`` writes it into the plan."""
-    return {
-        "scope": "job",
-        "path": share,
-        "share": azure.url(share),
-        "kind": "azureFiles",
-        "name": f"file share {azure.account}/{share}",
-        "how": "rclone",
-        "endpoint": azure.endpoint,
-        "account": azure.account,
-        "container": share,
-        "folder": "",
-        "fileMode": "0777",
-        "directoryMode": "0777",
-        **changes,
-    }
+    modes = {"fileMode": "0777", "directoryMode": "0777"}
+    made = volume(azure, "azureFiles", "file share", share, azure.endpoint)
+    return {**made, "share": azure.url(share), **modes, **changes}
 
 
 def blob_volume(azure: AzureServer, container: str = "blobs", **changes: Any) -> dict[str, Any]:
     """A blob container as ``planning`` writes it into the plan."""
-    return {
-        "scope": "job",
-        "path": container,
-        "share": None,
-        "kind": "azureBlob",
-        "name": f"blob container {azure.account}/{container}",
-        "how": "rclone",
-        "endpoint": azure.blob_endpoint,
-        "account": azure.account,
-        "container": container,
-        "folder": "",
-        "options": None,
-        **changes,
-    }
+    made = volume(azure, "azureBlob", "blob container", container, azure.blob_endpoint)
+    return {**made, "share": None, "options": None, **changes}
 
 
 class Notes(Shipper):

@@ -15,45 +15,20 @@ BARE = Plan(PROTOCOL_VERSION, "0123456789", "custom", 1, 1, 1, "true")
 def toy_plan(share: Path, **changes: Any) -> dict[str, Any]:
     """The plan of a job that runs ``true`` once on one node of a directory share, with changes (``ranks``: Horovod's)."""
     ranks = changes.pop("ranks", 1)
-    job = changes.get("job", "abc1234567")
-    segment = f"workspaces/default/experiments/exp/jobs/toy/{job}"
-    return {
-        "protocol": PROTOCOL_VERSION,
-        "job": job,
-        "name": "toy",
-        "attempt": 1,
-        "framework": "horovod" if ranks > 1 else "custom",
-        "nodeCount": 1,
-        "processCount": ranks,
-        "ranks": ranks,
-        "command": "true",
-        "preparation": None,
-        "preparationCache": None,
-        "parameters": {},
-        "inputs": [],
-        "environmentVariables": [],
-        "secretNames": [],
-        "inputDirectories": [],
-        "outputDirectories": [],
-        "volumes": [{"scope": "cluster", "path": "share", "source": str(share), "share": share.as_uri(), "kind": "link"}],
-        "controlMount": "share",
-        "logCopyPrefix": None,
-        "maxWallClockSeconds": None,
-        "lossSeconds": 60.0,
-        "terminateSeconds": 5.0,
-        "python": None,
-        "environment": None,
-        "gpusPerNode": 0,
-        "oversubscribe": False,
-        "networkInterface": None,
-        "metrics": [],
-        "model": None,
-        "code": [],
-        "runId": "0" * 32,
-        "segment": segment,
-        "folder": segment,
-        **changes,
-    }
+    segment = f"workspaces/default/experiments/exp/jobs/toy/{changes.get('job', 'abc1234567')}"
+    plan = bare_plan(
+        job="abc1234567",
+        name="toy",
+        framework="horovod" if ranks > 1 else "custom",
+        process_count=ranks,
+        ranks=ranks,
+        gpus_per_node=0,
+        run_id="0" * 32,
+        segment=segment,
+        folder=segment,
+    )
+    volume = {"scope": "cluster", "path": "share", "source": str(share), "share": share.as_uri(), "kind": "link"}
+    return {**plan.record(), "volumes": [volume], **changes}
 
 
 def bare_plan(**changes: Any) -> Plan:

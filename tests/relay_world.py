@@ -12,9 +12,11 @@ import pytest
 from job_folder import JobFolder, line, report
 from requests import HTTPError
 
+from mlflow_batchai.agent import records
 from mlflow_batchai.engines.base import Poll, PollState
 from mlflow_batchai.errors import ClusterError
 from mlflow_batchai.follower import follower, supervisor
+from mlflow_batchai.job.events import EventReader
 from mlflow_batchai.job.lease import Lease
 from mlflow_batchai.tracking import runs
 from mlflow_batchai.tracking.models import promotion
@@ -65,6 +67,15 @@ class Time:
 
     def sleep(self, seconds):
         self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time of everyone who looks at files."""
+    time = Time()
+    monkeypatch.setattr(records.TornFiles.__init__, "__defaults__", (time.clock,))
+    monkeypatch.setattr(EventReader.__init__, "__defaults__", (None, False, time.clock, time.sleep))
+    return time
 
 
 class Gone:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from mlflow_batchai.tracking.models.directory import HDF5_MAGIC
 from mlflow_batchai.tracking.models.facts import ModelFacts
 
 RECORD: dict[str, Any] = {
@@ -21,3 +25,11 @@ RECORD: dict[str, Any] = {
 
 def facts(**changes: Any) -> ModelFacts:
     return ModelFacts.from_record({**RECORD, **changes})
+
+
+@pytest.fixture
+def h5(tmp_path: Path) -> Path:
+    """What looks like a model to one that does not open it."""
+    path = tmp_path / "tiny net.h5"
+    path.write_bytes(HDF5_MAGIC + bytes(100))
+    return path

@@ -81,25 +81,17 @@ def test_only_engines_know_which_engine_it_is():
         assert asks_which_engine(ast.parse(text)), text
 
 
-@pytest.mark.parametrize(
-    ("module", "fine"),
-    [
-        ("mlflow_batchai", {"mlflow_batchai"}),
-        (
-            "mlflow_batchai.training.report",
-            {"mlflow_batchai", *(f"mlflow_batchai.training{name}" for name in ("", ".report"))},
-        ),
-        ("mlflow_batchai.agent.__main__", {"mlflow_batchai", "mlflow_batchai.agent", "mlflow_batchai.agent.__main__"}),
-    ],
-)
-def test_an_import_brings_nothing_but_the_standard_library(module, fine):
+@pytest.mark.parametrize("module", ["", ".training.report", ".training.checkpoints", ".agent.__main__"])
+def test_an_import_brings_nothing_but_the_standard_library(module):
+    module = f"mlflow_batchai{module}"
     code = (
         f"import sys; before = set(sys.modules); import {module}\n"
         "new = {name for name in set(sys.modules) - before if name.split('.')[0] not in sys.stdlib_module_names}\n"
         "print(*sorted(new))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert set(out.split()) == fine
+    parts = module.split(".")
+    assert out.split() == [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
 
 
 @pytest.mark.parametrize("place", SLOW)

@@ -218,6 +218,14 @@ class World:
                 continue
         return found
 
+    def rank_1(self) -> psutil.Process | None:
+        """Of a job that runs ``python train.py``."""
+        for process in self.job_processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.environ().get("BATCHAI_RANK") == "1" and process.cmdline()[:2] == ["python", "train.py"]:
+                    return process
+        return None
+
     def agents(self) -> list[psutil.Process]:
         """Agents, by node."""
         found = []

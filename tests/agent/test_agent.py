@@ -82,19 +82,6 @@ def test_one_node_runs_a_command(any_cluster: Cluster, version: str) -> None:
             assert b"s3cret" not in file.read_bytes(), file
 
 
-def test_two_nodes_succeed(any_cluster: Cluster) -> None:
-    job = any_cluster.submit("echo rank $BATCHAI_RANK on $HOROVOD_HOSTNAME; echo e$HOROVOD_GLOO_RENDEZVOUS_PORT >&2", nodes=2)
-    verdict = job.wait()
-    assert verdict["executionState"] == "succeeded", job.said()
-    assert sorted(job.log("stdout.txt").splitlines()) == ["[0] rank 0 on node-0", "[1] rank 1 on node-1"]
-    assert sorted(job.log("stderr.txt").splitlines()) == ["[0] e1", "[1] e1"]
-    assert (job.log("stdout-0.txt"), job.log("stdout-1.txt")) == ("rank 0 on node-0\n", "rank 1 on node-1\n")
-    assert all(job.log(f"execution-node-{node}.log") for node in (0, 1))
-    assert [job.exit(node)["ranks"][0]["exitCode"] for node in (0, 1)] == [0, 0]
-    assert [agent.returncode for agent in job.agents] == [0, 0]
-    assert_clean(any_cluster, job)
-
-
 WAITS = 'until [ -e "$AZ_BATCHAI_SHARED_JOB_TEMP/up" ]; do sleep 0.02; done'
 UP = 'touch "$AZ_BATCHAI_SHARED_JOB_TEMP/up"'
 NODE_0_IS_LOST = """

@@ -21,27 +21,13 @@ from mlflow_batchai.agent.environment import (
 )
 from mlflow_batchai.agent.layout import NodeLayout
 
-NODE = {
-    "PATH": "/usr/bin:/bin",
-    "HOME": "/home/ann",
-    "LANG": "C.UTF-8",
-    "LC_ALL": "C",
-    "CUDA_VISIBLE_DEVICES": "0",
-    "https_proxy": "http://proxy:1",
-    "CANARY": "leaked",
-    "PYTHONPATH": "/leaked",
-    "PYTHONHOME": "/leaked",
-    "LD_PRELOAD": "/leaked.so",
-    "VIRTUAL_ENV": "/leaked",
-    "MLFLOW_TRACKING_URI": "http://leaked",
-    "MLFLOW_TRACKING_PASSWORD": "leaked",
-    "AWS_SECRET_ACCESS_KEY": "leaked",
-    "BATCHAI_HOME": "/leaked",
-    "BATCHAI_JOB": "leaked",
-    "SLURM_JOB_ID": "leaked",
-    "HOROVOD_RANK": "leaked",
-    "MY_CUDA_": "leaked",
-}
+OF_THE_NODE = """
+    PATH=/usr/bin:/bin HOME=/home/ann LANG=C.UTF-8 LC_ALL=C CUDA_VISIBLE_DEVICES=0 https_proxy=http://proxy:1
+    CANARY=leaked PYTHONPATH=/leaked PYTHONHOME=/leaked LD_PRELOAD=/leaked.so VIRTUAL_ENV=/leaked MLFLOW_TRACKING_URI=http://leaked
+    MLFLOW_TRACKING_PASSWORD=leaked AWS_SECRET_ACCESS_KEY=leaked BATCHAI_HOME=/leaked BATCHAI_JOB=leaked SLURM_JOB_ID=leaked
+    HOROVOD_RANK=leaked MY_CUDA_=leaked
+"""
+NODE = dict(word.split("=") for word in OF_THE_NODE.split())
 
 
 def variables(*pairs: tuple[str, str]) -> list[dict[str, str]]:

@@ -130,12 +130,6 @@ def test_flags_of_all_commands_before_the_verb_that_is_meant(cli: Cli) -> None:
     assert cli("sweep -q nope --no-color") == cli("sweep run nope")
 
 
-@pytest.mark.parametrize("line", ["jbo", "job nope", "job show", "job list -n 0", "--nope"])
-def test_misuse(cli: Cli, line: str) -> None:
-    said = cli(line)
-    assert (said.code, said.out, "Error: " in said.err) == (2, "", True)
-
-
 @pytest.mark.parametrize(
     ("error", "code"),
     [

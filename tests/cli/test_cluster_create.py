@@ -11,25 +11,14 @@ import pytest
 import yaml
 from command_line import Cli
 
-CLUSTER: dict[str, Any] = {
-    "properties": {
-        "vmSize": "STANDARD_NC6",
-        "scaleSettings": {"manual": {"targetNodeCount": 3, "nodeDeallocationOption": "terminate"}},
-        "userAccountSettings": {"adminUserName": "demo", "adminUserPassword": "hush-hush"},
-        "nodeSetup": {
-            "mountVolumes": {
-                "azureFileShares": [
-                    {
-                        "accountName": "acc",
-                        "azureFileUrl": "https://acc.file.core.windows.net/files",
-                        "credentials": {"accountKey": "aHVzaA=="},
-                        "relativeMountPath": "files",
-                    }
-                ]
-            }
-        },
-    }
-}
+CLUSTER: dict[str, Any] = yaml.safe_load("""
+properties:
+  vmSize: STANDARD_NC6
+  scaleSettings: {manual: {targetNodeCount: 3, nodeDeallocationOption: terminate}}
+  userAccountSettings: {adminUserName: demo, adminUserPassword: hush-hush}
+  nodeSetup: {mountVolumes: {azureFileShares: [{accountName: acc, azureFileUrl: "https://acc.file.core.windows.net/files",
+    credentials: {accountKey: "aHVzaA=="}, relativeMountPath: files}]}}
+""")
 
 
 def document(cli: Cli, name: str) -> dict[str, Any]:

@@ -319,14 +319,6 @@ def test_an_azure_share(ssh, azure):
     assert left == []
 
 
-def test_an_azure_share_that_may_only_be_read(ssh, azure):
-    azure.share("batchai")
-    on_azure = {"share": azure.url("batchai"), "fileEndpoint": azure.endpoint}
-    ssh.document(**{**ssh.base, **on_azure, "credentials": {"sasToken": azure.sas("batchai", "rl")}})
-    ended, _, err = ssh.run("c")
-    assert ended == 1 and "does not permit to create, write, delete" in err
-
-
 def test_the_users_default_cluster(cli: Cli) -> None:
     said = cli("doctor", BATCHAI_CLUSTER="mine")
     assert (said.code, said.out) == (3, "") and "there is no cluster 'mine'" in said.err

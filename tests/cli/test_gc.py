@@ -10,17 +10,14 @@ from pathlib import Path
 
 import pytest
 from command_line import Cli
-from plans import toy_plan
+from job_folder import FOLDER, JobFolder
 
-from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.environments import kept
-from mlflow_batchai.agent.protocol import JobPaths
 from mlflow_batchai.errors import ShareError
 from mlflow_batchai.storage.directory import DirectoryShare
 
 DAY = 86400.0
 HASH = "0123456789abcdef"
-SEGMENT = "workspaces/default/experiments/Default/jobs/toy/0123456789"
 
 
 @pytest.fixture
@@ -36,14 +33,10 @@ def environment(cli: Cli, tmp_path: Path) -> Path:
 
 def job(cli: Cli, run_id: str, days: float) -> Path:
     """The folder of a job that ended so many days ago."""
-    share, paths = DirectoryShare(cli.world.home / "share"), JobPaths(SEGMENT)
-    plan = toy_plan(share.root, job="0123456789", runId=run_id, segment=SEGMENT, folder=SEGMENT)
-    share.write(paths.plan, protocol.encode([plan]))
-    verdict = {**protocol.verdict_record(protocol.SUCCEEDED, "agent-0", 0), "endTime": int((time.time() - days * DAY) * 1000)}
-    share.claim(paths.verdict)
-    share.write(paths.verdict_file, protocol.encode([verdict]))
-    share.write(paths.cursor(1), protocol.encode([{"finished": True}]))
-    return share.root / SEGMENT
+    made = JobFolder(cli.world.home / "share", runId=run_id)
+    made.verdict(endTime=int((time.time() - days * DAY) * 1000))
+    made.write(made.paths.cursor(1), {"finished": True})
+    return Path(made.share.root, FOLDER)
 
 
 def test_a_dry_run_frees_nothing(cli: Cli, environment: Path) -> None:
@@ -137,5 +130,5 @@ def test_what_could_not_be_freed(cli: Cli, environment: Path, monkeypatch: pytes
 
     monkeypatch.setattr(DirectoryShare, "delete", delete)
     said = cli("gc", "-y")
-    assert said.code == 1 and f"{SEGMENT} stays: 'plan.json': Permission denied; freed 2.0 KiB" in said.err
+    assert said.code == 1 and f"{FOLDER} stays: 'plan.json': Permission denied; freed 2.0 KiB" in said.err
     assert folder.exists() and not environment.exists()

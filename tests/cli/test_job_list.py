@@ -51,15 +51,6 @@ def test_a_new_store_is_made_without_a_word_of_mlflow(cli, tmp_path):
     assert cli("job", "list", MLFLOW_TRACKING_URI=uri) == (0, "[]\n", f"batchai: no jobs in {uri}\n")
 
 
-def test_a_server_that_is_down(cli):
-    assert cli("job", "list", MLFLOW_TRACKING_URI="http://127.0.0.1:9", MLFLOW_HTTP_REQUEST_MAX_RETRIES="0") == (
-        1,
-        "",
-        "batchai: the tracking server http://127.0.0.1:9 can't be reached (Connection refused); "
-        "MLFLOW_TRACKING_URI says which one is asked\n",
-    )
-
-
 def test_the_table_is_batch_ais(cli, made):
     made("done", "FINISHED", executionState="succeeded", exitCode="0")
     made("broken", "FAILED", executionState="failed", exitCode="3", errorCode="JobFailed")
@@ -137,12 +128,8 @@ def test_pages(cli, made, monkeypatch):
     assert cli("job", "list", "-n", "5").err == ""
     monkeypatch.setattr(index, "PAGE", 2)
     assert names(cli.json("job", "list", "--all")) == [f"toy-{number}" for number in (4, 3, 2, 1, 0)]
-
-
-def test_of_several_jobs_of_one_name_the_newest_is_meant(cli, made):
-    made("toy")
-    newest = made("toy")
-    assert index.find(cli.world.client, "toy").info.run_id == newest
+    newest = made("toy-0")
+    assert index.find(cli.world.client, "toy-0").info.run_id == newest, "of several of one name the newest is meant"
 
 
 def test_runs_that_have_not_ended(cli, made):

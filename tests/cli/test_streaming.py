@@ -7,11 +7,10 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from azure_server import AzureServer
-from plans import toy_plan
+from job_folder import FOLDER, JobFolder
 from waiting import wait_for
 
 from mlflow_batchai.agent import protocol
@@ -20,39 +19,27 @@ from mlflow_batchai.errors import JobError, NotFoundError, UsageError
 from mlflow_batchai.follower import detached
 from mlflow_batchai.follower.detached import Submitted
 from mlflow_batchai.job import lease
-from mlflow_batchai.job.jobs import Job
-from mlflow_batchai.storage import Share, credentials, open_share
+from mlflow_batchai.storage import credentials, open_share
 from mlflow_batchai.storage.credentials import Credential
 from mlflow_batchai.storage.directory import DirectoryShare
 from mlflow_batchai.tracking import directories
 from mlflow_batchai.tracking.runs import Tracking
 
-FOLDER = "workspaces/default/experiments/Default/jobs/toy/0123456789"
 
-
-class Attempts:
+class Attempts(JobFolder):
     """A job folder with attempts, as their agents write it."""
-
-    def __init__(self, share: Share, **plan: Any) -> None:
-        self.share = share
-        volume = {"scope": "cluster", "path": "share", "kind": "link", "share": self.share.url}
-        own = {"job": "0123456789", "runId": "r" * 32, "volumes": [volume], "segment": FOLDER, "folder": FOLDER}
-        self.plan = toy_plan(Path("/unused"), **{**own, **plan})
-        self.share.write(protocol.JobPaths(FOLDER).plan, protocol.encode([self.plan]))
 
     @property
     def submitted(self) -> Submitted:
-        return Submitted(Job(self.share, FOLDER), "r" * 32, Tracking("", {}))
+        return Submitted(self.job, "r" * 32, Tracking("", {}))
 
     def log(self, attempt: int, text: str, name: str = "stdout.txt") -> None:
         self.share.write(f"{protocol.JobPaths(FOLDER, attempt).stdouterr}/{name}", text.encode())
 
     def end(self, attempt: int, following: int | None = None) -> None:
-        paths = protocol.JobPaths(FOLDER, attempt)
-        ended = protocol.verdict_record(protocol.SUCCEEDED, "agent-0", 0)
-        verdict = protocol.requeued_record("it makes room", "agent-0", following - 1) if following else ended
-        self.share.claim(paths.verdict)
-        self.share.write(paths.verdict_file, protocol.encode([verdict]))
+        if attempt > 1:
+            self.begin(attempt)
+        self.verdict(protocol.QUEUED, next=following, reason="it makes room") if following else self.verdict()
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +57,7 @@ def _followers(monkeypatch: pytest.MonkeyPatch) -> list[Submitted]:
 
 @pytest.fixture
 def attempts(tmp_path: Path) -> Attempts:
-    return Attempts(DirectoryShare(tmp_path / "share"))
+    return Attempts(tmp_path / "share", name="toy")
 
 
 def test_a_stream_goes_on_with_the_next_attempt(attempts: Attempts, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,7 +118,7 @@ def test_a_file_that_never_came(attempts: Attempts, capsys: pytest.CaptureFixtur
 
 def test_an_output_directory_is_the_same_for_all_attempts(tmp_path: Path) -> None:
     directory = {"id": "MODEL", "pathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share", "pathSuffix": None}
-    attempts = Attempts(DirectoryShare(tmp_path / "share"), outputDirectories=[directory])
+    attempts = Attempts(tmp_path / "share", name="toy", outputDirectories=[directory])
     attempts.share.write(f"{FOLDER}/outputs/notes.txt", b"one\n")
     pieces = file.growing(attempts.submitted, "MODEL", "notes.txt")
     assert next(pieces) == "one\n"
@@ -165,7 +152,7 @@ def test_a_share_where_every_look_costs_a_request(azure: AzureServer) -> None:
     """An Azure file share: the end is seen in the index."""
     azure.share("streams")
     credentials.remember(azure.account, Credential(azure.key))
-    attempts = Attempts(open_share(azure.url("streams")), board=True)
+    attempts = Attempts(open_share(azure.url("streams")), name="toy", board=True)
     attempts.log(1, "one\n")
     pieces = file.growing(attempts.submitted, directories.LOGS, "stdout.txt")
     assert next(pieces) == "one\n"

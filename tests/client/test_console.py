@@ -23,16 +23,10 @@ def shown(ranks, *records, out=None, err=None):
     return out.getvalue(), err.getvalue()
 
 
-def test_one_ranks_output_is_its_own():
+def test_ranks_and_epochs_are_told_apart():
     assert shown(1, line("a\n b\n"), line("bad\n", stream="err")) == ("a\n b\n", "bad\n")
-
-
-def test_several_ranks_are_told_apart():
     out, _ = shown(2, line("a\n\nb\n", rank=1), line("c\n"), line("setup\n", rank=None))
     assert out == "[1] a\n[1] \n[1] b\n[0] c\n[prep] setup\n"
-
-
-def test_an_epoch_is_one_line_when_it_is_over():
     out, err = shown(1, report(0, loss=1.25), report(0, val_loss="nan"), report(1, loss=1e-9), report(1, rank=1, loss=7))
     assert (out, err) == ("", "batchai: step 0: loss 1.25  val_loss nan\nbatchai: step 1: loss 1e-09\n")
 

@@ -23,18 +23,6 @@ from mlflow_batchai.tracking.relay import Relay
 from mlflow_batchai.tracking.retrying import GivenUpError
 
 
-def test_it_ends_a_job_that_was_lost(following):
-    made, client, follow = following
-    made.announce(0)
-    state = follow()
-    assert state.error_code == "NodeLost"
-    run = client.get_run(made.plan["runId"])
-    assert run.info.status == "FAILED"
-    assert run.data.tags["batchai.notes"].endswith("\ncan't be ended from here")
-    assert Lease(made.job).finished()
-    assert follow() is None
-
-
 def test_it_waits_for_a_store_that_is_down(following):
     made, client, follow = following
     fill(made)
@@ -42,20 +30,6 @@ def test_it_waits_for_a_store_that_is_down(following):
     client.before["log_batch"] = [ConnectionError("down")] * 5
     client.before["get_run"] = [ConnectionError("down")] * 5
     assert follow().execution_state == "succeeded"
-    assert history(client, made.plan["runId"]) == EXPECTED
-
-
-def test_a_run_that_was_deleted_is_not_waited_for(following):
-    made, client, follow = following
-    fill(made)
-    made.announce(0)
-    client.delete_run(made.plan["runId"])
-    with pytest.raises(GivenUpError, match=r"is deleted .* ended failed"):
-        follow()
-    assert Lease(made.job).view().state is LeaseState.FREE
-    client.restore_run(made.plan["runId"])
-    assert follow().error_code == "NodeLost"
-    assert client.get_run(made.plan["runId"]).info.status == "FAILED"
     assert history(client, made.plan["runId"]) == EXPECTED
 
 

@@ -51,11 +51,9 @@ BLOBS = {
 
 
 @pytest.fixture
-def scene(folder, store_template, tmp_path, monkeypatch):
+def scene(folder, store_template, tmp_path, monkeypatch, no_storage_credentials):
     """A job that has failed, and its run."""
-    for name in ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT", "AZURE_BATCHAI_STORAGE_ACCOUNT"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("mlflow_batchai.storage.credentials._remembered", {})
+
     monkeypatch.setenv("BATCHAI_HOME", str(tmp_path / "home"))
     shutil.copy(store_template, tmp_path / "m.db")
     tracking = runs.absolute("sqlite:///m.db", tmp_path)
@@ -86,25 +84,6 @@ def scene(folder, store_template, tmp_path, monkeypatch):
     return world
 
 
-def test_retried(scene):
-    scene.fail()
-    found = scene.found()
-    attempts.retry(found, scene.cluster, print)
-    run = scene.run()
-    assert (run.info.status, run.data.tags[runs.TAG_STATE], run.data.tags[runs.TAG_ATTEMPT]) == ("SCHEDULED", "queued", "2")
-    # The wish to end it was for the attempt that it ended.
-    assert not {runs.TAG_REASON, runs.TAG_CANCEL} & set(run.data.tags)
-    (request,) = scene.cluster.engine.started
-    assert (request.mark, request.attempt, request.folder) == ("0123456789/2", 2, scene.made.paths.folder)
-    told = {"variables": {}, "setup": {}, "share": None, "volumes": {}, "registry": None}
-    assert request.secrets == {**told, "plan": found.job.plan_digest, "attempt": found.job.terms_digest}
-    assert found.job.attempt == scene.found().job.attempt == 2
-    assert found.job.handle() == {"engine": "fake", "nodes": [0]}
-    assert len(scene.spawned) == 1
-    with pytest.raises(JobError, match="job toy-0123 is queued; a job can be retried when it has ended"):
-        attempts.retry(scene.found(), scene.cluster, print)
-
-
 def test_results_of_the_attempt_before_are_waited_for(scene):
     """The last that a person sees of it is what is waited for; only then its run is begun anew."""
     scene.made.verdict("failed", reason="it broke")
@@ -114,9 +93,11 @@ def test_results_of_the_attempt_before_are_waited_for(scene):
     def say(text):
         said.append(text)
         assert scene.run().data.tags[runs.TAG_CANCEL] == "true"
+        runs.fail(scene.mlflow, scene.run().info.run_id, "it broke")
         lease.save({}, finished=True)
 
     attempts.retry(scene.found(), scene.cluster, say)
+    assert not {runs.TAG_REASON, runs.TAG_CANCEL} & set(scene.run().data.tags), "the wish to end it was for the attempt before"
     assert said == ["the last results of attempt 1 of job toy-0123 are on their way to MLflow; waiting for that"]
     assert len(scene.cluster.engine.started) == 1
 

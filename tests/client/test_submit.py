@@ -26,7 +26,6 @@ from mlflow_batchai.errors import (
     ClusterError,
     JobDetachedError,
     JobError,
-    JobFailedError,
     JobUnreadableError,
     ProjectError,
     ShareError,
@@ -37,7 +36,6 @@ from mlflow_batchai.follower.detached import Submitted
 from mlflow_batchai.follower.service_client import Told
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Lease
-from mlflow_batchai.job.states import JobState
 from mlflow_batchai.plan.prepared import Prepared
 from mlflow_batchai.storage import credentials
 from mlflow_batchai.storage.directory import DirectoryShare
@@ -185,12 +183,6 @@ def test_code_that_changes_meanwhile_leaves_no_run(scene):
     assert scene.mlflow.search_runs([scene.experiment]) == []
 
 
-def test_a_job_is_found_by_its_name(scene):
-    submitted = scene.submit()
-    found = lookup.find("toy-012345", submitted.tracking)
-    assert (found.job.folder, found.run_id, found.follower) == (submitted.job.folder, submitted.run_id, None)
-
-
 def test_a_job_of_another_version_is_told_so(scene):
     """It may have agents: nobody takes it for a job that never began."""
     submitted = scene.submit()
@@ -278,16 +270,6 @@ def test_a_job_on_an_azure_share_from_a_shell_without_credentials(scene, monkeyp
     with pytest.raises(ShareError, match=r"job toy-012345 can't be read from here: there is no key, SAS or Azure") as error:
         lookup.find("toy-012345", submitted.tracking)
     assert "mount" not in str(error.value)
-
-
-def test_outcome(scene):
-    submitted = scene.submit()
-    runner.outcome(submitted, JobState("succeeded"))
-    with pytest.raises(JobFailedError, match="job toy-012345 failed: rank 0 died") as error:
-        runner.outcome(submitted, JobState("failed", 3, reason="rank 0 died"))
-    assert error.value.exit_code == 3
-    with pytest.raises(JobFailedError, match=r"was terminated by me .*KILLED"):
-        runner.outcome(submitted, JobState("failed", reason="terminated by me", terminated=True))
 
 
 # Watching.
@@ -405,17 +387,6 @@ def test_a_follower_that_keeps_dying_is_told_of(watching, monkeypatch):
     assert submitted.starts == detached.FOLLOWER_STARTS
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_told_to_leave_the_job_goes_on(watching, number):
-    made, submitted, script = watching
-    script.append(lambda: os.kill(os.getpid(), number))
-    before = signal.getsignal(number)
-    with pytest.raises(JobDetachedError, match="job toy-0123 goes on: batchai job attach toy-0123"):
-        runner.watch(submitted, Console(), Signals())
-    assert signal.getsignal(number) is before
-    assert made.job.requests() == []
-
-
 def test_ctrl_c_ends_the_job_and_a_second_one_leaves_it(watching):
     made, submitted, script = watching
     console = Console()
@@ -429,14 +400,6 @@ def test_ctrl_c_ends_the_job_and_a_second_one_leaves_it(watching):
         runner.watch(submitted, console, Signals())
     assert len(made.job.requests()) == 1
     assert "ending job toy-0123" in console.said[1]
-
-
-def test_ctrl_c_of_one_who_only_looks_on_leaves_the_job(watching):
-    made, submitted, script = watching
-    script.append(lambda: os.kill(os.getpid(), signal.SIGINT))
-    with pytest.raises(JobDetachedError):
-        runner.watch(submitted, Console(), Signals(cancels=False))
-    assert made.job.requests() == []
 
 
 EMPTY = """

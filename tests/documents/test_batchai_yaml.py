@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 from whole_documents import BATCHAI, HIDDEN
 
-from mlflow_batchai.agent import plan
 from mlflow_batchai.agent.plan import Notify
-from mlflow_batchai.documents.batchai import BatchaiFile, MetricRule, ModelSettings, merge, parse_batchai
+from mlflow_batchai.documents.batchai import BatchaiFile, ModelSettings, merge, parse_batchai
 from mlflow_batchai.documents.job import HorovodSettings
 from mlflow_batchai.documents.model import masked, secret_values
 from mlflow_batchai.documents.reading import load_text
 from mlflow_batchai.errors import DocumentError
-from mlflow_batchai.job.metrics import MetricFold
 
 
 def test_a_whole_file() -> None:
@@ -44,22 +42,6 @@ def test_every_key_is_optional() -> None:
 )
 def test_what_a_kept_preparation_depends_on(given: Any, kept: bool | tuple[str, ...]) -> None:
     assert parse_batchai({"cachePreparation": given}, "batchai.yaml")[0].cache_preparation == kept
-
-
-@pytest.mark.parametrize(
-    ("regex", "step", "line", "value", "at"),
-    [
-        (r"loss: ([\d.]+)", None, "loss: 0.5", "0.5", None),
-        (r"epoch (?P<step>\d+) loss ([\d.]+)", None, "epoch 3 loss 0.5", "0.5", "3"),
-        (r"(?P<name>\w+)=(?P<value>\S+)", None, "acc=0.9", "0.9", None),
-        (r"(?P<value>\S+) at (?P<epoch>\d+)", "epoch", "0.9 at 7", "0.9", "7"),
-    ],
-)
-def test_metric_rules(regex: str, step: str | None, line: str, value: str, at: str | None) -> None:
-    rule = MetricRule(name="m", regex=regex, step=step)
-    fold = MetricFold([plan.MetricRule(rule.name, rule.regex, rule.step)])
-    (point,) = fold.feed([{"k": "log", "r": 0, "s": "out", "t": 1, "x": line + "\n"}])
-    assert (point.value, point.step) == (float(value), int(at or 0))
 
 
 REFUSED = {

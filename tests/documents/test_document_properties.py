@@ -137,13 +137,6 @@ few = settings(
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_valid(name: str) -> None:
-    read, valid = KINDS[name]
-    for as_json in (True, False):
-        read(written(valid, as_json), name)
-
-
-@pytest.mark.parametrize("name", KINDS)
 def test_a_mutated_document_gives_a_model_or_sentences(name: str) -> None:
     read, valid = KINDS[name]
 

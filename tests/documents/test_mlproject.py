@@ -60,7 +60,7 @@ entry_points:
     assert find_entry_point(made, "2").command == "ls"
 
 
-@pytest.mark.parametrize("name", ["MLproject", "mlproject", "MLPROJECT"])
+@pytest.mark.parametrize("name", ["mlproject", "MLPROJECT"])
 def test_any_case_of_its_name_and_the_default_python_env(project, name):
     made = project("name: x", name=name, python_env__yaml="")
     assert (made.name, made.python_env.name) == ("x", "python_env.yaml")
@@ -163,6 +163,11 @@ def test_defaults_and_values_that_arent_text():
     values = {value.parameter.name: (value.text, value.given) for value in bind(MAIN, {"lr": 0.5, "shuffle": False}, "s")}
     defaults = {name: (DEFAULTS[name], False) for name in ("epochs", "data", "where", "note")}
     assert values == {"lr": ("0.5", True), "shuffle": ("False", True), **defaults}
+    assert "a\udce9" in [value.text for value in bind(MAIN, {"lr": "1", "note": "a\udce9"}, "MLproject")]
+    with pytest.raises(ParameterError, match="MLproject: parameter 'note' holds half a letter"):
+        bind(MAIN, {"lr": "1", "note": "a\ud800"}, "MLproject")
+    with pytest.raises(ParameterError, match="'n' should be a whole number, not 'ten'"):
+        bind(EntryPoint("main", "ls", {"n": Parameter("n", "int", "ten")}), {}, "s")
 
 
 def test_all_faults_at_once_a_line_each():
@@ -177,18 +182,6 @@ def test_all_faults_at_once_a_line_each():
     ]
     assert len(lines) == len(starts)
     assert all(line.startswith(start) for line, start in zip(lines, starts, strict=True))
-
-
-def test_half_a_letter_and_bytes_that_are_no_text():
-    with pytest.raises(ParameterError, match="MLproject: parameter 'note' holds half a letter"):
-        bind(MAIN, {"lr": "1", "note": "a\ud800"}, "MLproject")
-    assert "a\udce9" in [value.text for value in bind(MAIN, {"lr": "1", "note": "a\udce9"}, "MLproject")]
-
-
-def test_a_default_of_the_wrong_type_is_seen_before_the_job_runs():
-    entry = EntryPoint("main", "ls", {"n": Parameter("n", "int", "ten")})
-    with pytest.raises(ParameterError, match="'n' should be a whole number, not 'ten'"):
-        bind(entry, {}, "s")
 
 
 def test_what_is_not_declared_is_passed_on_with_a_notice():
@@ -211,14 +204,3 @@ def test_what_is_not_declared_is_passed_on_with_a_notice():
 )
 def test_of_a_command_that_was_typed_the_scripts_arguments_are_the_parameters(words):
     assert command_entry_point([*words.split(), "--lr", "0.1"]).arguments == {"lr": "0.1"}
-
-
-def test_an_undeclared_parameter_without_a_place_is_called_so():
-    with pytest.raises(ProjectError, match="parameter 'extra' is not declared, and can't be put behind this command"):
-        translate("bash -c 'python t.py'", {"extra": "E"}, "s", extras=["extra"])
-
-
-def test_a_script_takes_all():
-    entry = EntryPoint("x.py", "python x.py", {}, declared=False)
-    values = bind(entry, {"a": 1, "b": ""}, "s")
-    assert [(value.parameter.name, value.text, value.extra) for value in values] == [("a", "1", True), ("b", "", True)]

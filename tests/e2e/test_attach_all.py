@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import configparser
 import getpass
-import json
 import os
 import re
 import shlex
@@ -120,37 +119,6 @@ def test_by_cron_and_by_systemd(cli: Cli) -> None:
     assert [(row["result"], row["executionState"]) for row in rows] == [("finished", "succeeded")]
     assert world.last.info.status == "FINISHED"
     assert world.points() == [(0, 0.5), (1, 0.25)]
-    world.wait_gone()
-
-
-def test_jobs_whose_one_follower_was_killed(cli: Cli) -> None:
-    """All jobs of a user have one; the next command follows all of them again, and all end right."""
-    world = cli.world
-    document = {
-        "properties": {
-            "nodeCount": 1,
-            "customToolkitSettings": {
-                "commandLine": "while [ ! -e $AZ_BATCHAI_MOUNT_ROOT/share/go ]; do sleep 0.1; done; exit 3"
-            },
-            "stdOutErrPathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share",
-        }
-    }
-    (world.cwd / "job.json").write_text(json.dumps(document), encoding="utf-8")
-    cli("cluster", "create", "-n", "c", "-t", "2", "-o", "none")
-    names = ["first", "second", "waits"]
-    for name in names:
-        assert cli("job", "create", "-n", name, "-c", "c", "-f", "job.json", "-o", "none").code == 0
-    world.wait(lambda: [run.info.status for run in world.runs()].count("RUNNING") == 2)
-    assert world.lose_followers() == 1
-    rows = cli.json("job", "attach", "--all")
-    assert [(row["name"], row["result"]) for row in sorted(rows, key=lambda row: row["name"])] == [
-        (name, "followerStarted") for name in names
-    ]
-    assert len(world.followers()) == 1
-    (world.home / "share" / "go").touch()
-    rows = cli.json("job", "attach", "--all", "--wait")
-    assert {row["executionState"] for row in rows} == {"failed"}
-    assert [run.data.tags["batchai.exitCode"] for run in world.runs()] == ["3"] * 3
     world.wait_gone()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import threading
 import time
 from collections.abc import Iterator
@@ -50,7 +49,6 @@ def account(azure: AzureServer, world: Any, monkeypatch: pytest.MonkeyPatch) -> 
     for name, value in (("ACCOUNT", azure.account), ("KEY", azure.key)):
         world.environment[f"AZURE_BATCHAI_STORAGE_{name}"] = value
         monkeypatch.setenv(f"AZURE_BATCHAI_STORAGE_{name}", value)
-    monkeypatch.setattr("mlflow_batchai.storage.credentials._remembered", {})
     share = azure.share("batchai")
     azure.reset()
     yield azure
@@ -237,23 +235,3 @@ def test_secrets(world: Any, ssh_servers: SshNodes, account: AzureServer, kind: 
 
 
 # What can't be used.
-
-
-def refused(world: Any, project: Path, pattern: str) -> None:
-    err = world.refused(project)
-    assert re.search(pattern, err), err
-    assert len([line for line in err.splitlines() if "ERROR" in line]) == 1, err
-    world.wait_gone()
-    assert mounts_below(world.root) == []
-
-
-def test_bad_input_before_anything_exists(world: Any, ssh_servers: SshNodes, account: AzureServer) -> None:
-    """Of the control share, and of a volume of the job."""
-    project = world.project("print('never')", batchai=config(2))
-    on_azure(account, world, ssh_servers, credentials={"sasToken": account.sas("batchai", permissions="rl")})
-    refused(world, project, r"does not permit to create, write, delete")
-    on_azure(account, world, ssh_servers)
-    share = {"azureFileUrl": account.url("other"), "relativeMountPath": "afs"}
-    project = world.project("print('never')", batchai=config(2, mountVolumes={"azureFileShares": [share]}))
-    refused(world, project, r"mountVolumes\.azureFileShares\[0\] \(file share devaccount/other\): .*")
-    assert world.runs() == []

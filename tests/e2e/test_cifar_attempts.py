@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 from command_line import Cli
 from ssh_world import HereClient
@@ -31,14 +30,6 @@ def images(path: Path) -> Path:
     classes = {f"y_{name}": rng.integers(0, 10, (count, 1), np.uint8) for name, count in (("train", 256), ("test", 8))}
     np.savez(path, **arrays, **classes)
     return path
-
-
-def rank_1(world: Any) -> psutil.Process | None:
-    for process in world.job_processes():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if process.environ().get("BATCHAI_RANK") == "1" and process.cmdline()[:2] == ["python", "train.py"]:
-                return process
-    return None
 
 
 def weights_are_whole(marker: Path) -> bool:
@@ -62,7 +53,7 @@ def test_two_ranks_then_one_then_two(world: Any, cli: Cli, monkeypatch: pytest.M
     name = run.data.tags["batchai.job"]
     checkpoints = world.folder(run) / "outputs" / "models" / "checkpoints"
     weights, marker = checkpoints / "epoch-0002.weights.h5", checkpoints / "epoch-0002.json"
-    rank = world.wait(lambda: rank_1(world))
+    rank = world.wait(world.rank_1)
     assert cli("cluster", "resize", "-n", "local", "-t", "1", "--node-deallocation-option", "waitforjobcompletion").code == 0
     world.wait(marker.exists, 120)
     rank.send_signal(signal.SIGKILL)

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import Cli
-from mlflow_server import free_port
 
 ROOT = Path(__file__).parents[2]
 PROJECT = ROOT / "projects" / "cifar_horovod"
@@ -21,8 +15,7 @@ METRICS = {"loss", "accuracy", "val_loss", "val_accuracy", "learning_rate", "ima
 
 pytestmark = pytest.mark.timeout(600)
 
-# Loads the registered model, the logged model and the raw artifact in one process, and predicts on the job's own test images, which
-# it leaves as the body of a request.
+# Loads the registered model, the logged model and the raw artifact in one process, and predicts on the job's own test images.
 LOAD = """
 import json, os, sys
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
@@ -30,7 +23,7 @@ import warnings; warnings.simplefilter("ignore")
 import keras, mlflow, numpy as np
 sys.path.insert(0, sys.argv[1])
 import images
-run, h5, name, body = sys.argv[2:6]
+run, h5, name = sys.argv[2:5]
 data = images.load("digits", None)
 x = np.asarray(data.x_test[:50], "float32") / 255
 raw = keras.models.load_model(h5).predict(x, verbose=0)
@@ -40,17 +33,12 @@ for uri in (f"models:/{name}/1", f"runs:/{run}/model"):
     found[uri] = float(np.abs(np.asarray(model.predict(x)) - raw).max())
 y = np.asarray(data.y_test[:50]).ravel()
 signature = model.metadata.signature.to_dict()
-with open(body, "w") as file:
-    json.dump({"inputs": x.tolist()}, file)
-accuracy, classes = float((raw.argmax(1) == y).mean()), raw.argmax(1).tolist()
-print(json.dumps({"difference": found, "accuracy": accuracy, "classes": classes, "signature": signature}))
+print(json.dumps({"difference": found, "accuracy": float((raw.argmax(1) == y).mean()), "signature": signature}))
 """
 
 
-@pytest.fixture(scope="module")
-def trained(shared_cli: Cli) -> Any:
-    """The world of a job that has trained on two ranks, and registered its model."""
-    world = shared_cli.world
+def test_two_ranks(world: Any) -> None:
+    """``mlflow run projects/cifar_horovod --backend batchai``: metrics per epoch, logs, the .h5, a model that loads and is registered."""
     result = world.run(
         PROJECT,
         *("-P", "data=digits", "-P", "epochs=8", "-P", "augment=false", "-P", "learning_rate=0.0004"),
@@ -58,50 +46,7 @@ def trained(shared_cli: Cli) -> Any:
         timeout=400,
     )
     assert result.returncode == 0, result.stderr
-    return world
-
-
-@pytest.fixture(scope="module")
-def predicted(trained: Any) -> dict[str, Any]:
-    """What its network and its models say of test images; ``body`` is the file that asks a server the same."""
-    run_id = trained.last.info.run_id
-    h5 = trained.client.download_artifacts(run_id, "outputs/MODEL/saved_models/keras_cifar10_trained_model.h5")
-    body = trained.root / "request.json"
-    loaded = trained.call([sys.executable, "-c", LOAD, str(PROJECT), run_id, h5, "digits", str(body)], timeout=200)
-    assert loaded.returncode == 0, loaded.stderr
-    return {**json.loads(loaded.stdout.splitlines()[-1]), "body": body}
-
-
-@pytest.fixture(scope="module")
-def served(trained: Any) -> Iterator[str]:
-    """The address of ``mlflow models serve`` of the champion."""
-    port = free_port()
-    command = ["mlflow", "models", "serve", "-m", "models:/digits@champion", "--env-manager", "local"]
-    # It calls uvicorn by its name, as it is found where the environment is activated.
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    server = trained.start([sys.executable, "-m", *command, "--host", "127.0.0.1", "--port", str(port)], PATH=path)
-    url = f"http://127.0.0.1:{port}"
-
-    def answers() -> bool:
-        assert server.poll() is None, server.communicate()
-        try:
-            with urllib.request.urlopen(f"{url}/ping", timeout=2) as answer:
-                return bool(answer.status == 200)
-        except OSError:
-            return False
-
-    try:
-        trained.wait(answers, 180, "the model's server")
-        yield url
-    finally:
-        if server.poll() is None:
-            os.killpg(server.pid, signal.SIGKILL)
-            server.communicate()
-
-
-def test_two_ranks(trained: Any, predicted: dict[str, Any]) -> None:
-    """``mlflow run projects/cifar_horovod --backend batchai``: metrics per epoch, logs, the .h5, a model that loads and is registered."""
-    world, run = trained, trained.last
+    run = world.last
     assert run.info.status == "FINISHED" and "batchai.notes" not in run.data.tags
     assert METRICS | {"test_loss", "test_accuracy"} <= set(run.data.metrics)
     for name in METRICS:
@@ -120,20 +65,13 @@ def test_two_ranks(trained: Any, predicted: dict[str, Any]) -> None:
 
     text = Path(logged.artifact_location.removeprefix("file://"), "requirements.txt").read_text()
     assert "tensorflow" in text and "keras==3" in text
+    h5 = world.client.download_artifacts(run.info.run_id, "outputs/MODEL/saved_models/keras_cifar10_trained_model.h5")
+    loaded = world.call([sys.executable, "-c", LOAD, str(PROJECT), run.info.run_id, h5, "digits"], timeout=200)
+    assert loaded.returncode == 0, loaded.stderr
+    predicted = json.loads(loaded.stdout.splitlines()[-1])
     assert max(predicted["difference"].values()) <= 1e-5
     assert predicted["accuracy"] > 0.85
     assert "[-1, 32, 32, 3]" in predicted["signature"]["inputs"] and "[-1, 10]" in predicted["signature"]["outputs"]
-
-
-def test_the_champion_is_served(predicted: dict[str, Any], served: str) -> None:
-    """``mlflow models serve`` of the alias: asked over HTTP for the classes of real digits, it says what the network says."""
-    request = urllib.request.Request(
-        f"{served}/invocations", predicted["body"].read_bytes(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        scores = json.load(answer)["predictions"]
-    assert [max(range(10), key=one.__getitem__) for one in scores] == predicted["classes"]
-    assert len(set(predicted["classes"])) > 5
 
 
 def test_stock_horovod_on_keras_3_fails(world: Any) -> None:

@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from example_text import commands
 from ssh_world import HereClient, describe, ended, on_servers
@@ -79,14 +78,6 @@ ENDLESS = """
 """
 
 
-def rank_1(world: Any) -> psutil.Process | None:
-    for process in world.job_processes():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if process.environ().get("RANK") == "1" and process.cmdline()[:2] == ["python", "train.py"]:
-                return process
-    return None
-
-
 def test_a_killed_rank_ends_the_job_over_ssh(world: Any, python: Path, ssh_servers: SshNodes, here: HereClient) -> None:
     describe(world, on_servers(ssh_servers, world, range(2)), python=str(python))
     settings = {"cluster": "nc6", "properties": {"nodeCount": 2, "pyTorchSettings": {"communicationBackend": "TCP"}}}
@@ -99,7 +90,7 @@ def test_a_killed_rank_ends_the_job_over_ssh(world: Any, python: Path, ssh_serve
 
     world.wait(lambda: len(digests()) == 2, what="both ranks have trained")
     assert len(set(digests())) == 1
-    killed = rank_1(world)
+    killed = world.rank_1()
     assert killed is not None
     killed.kill()
     began, verdict = time.monotonic(), world.folder(run) / "batchai" / "attempts" / "1" / "verdict" / "verdict.json"

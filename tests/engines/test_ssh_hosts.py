@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
@@ -82,19 +81,6 @@ def test_a_node_that_is_down_is_unknown_and_cancel_says_so(site: SshSite, ssh_se
         ssh_servers[1].start()
     site.engine.cancel(handle)
     assert site.engine.poll(handle).gone == (0, 1)
-
-
-def test_a_rebooted_node_has_lost_its_agent(site: SshSite) -> None:
-    """Its process id may be in use again: a boot of its own tells."""
-    handle = site.engine.submit(site.job("sleep 600", nodes=2))
-    record = site.node_root(1) / "tickets" / f"{handle['ticket']}.agent"
-    known = record.read_text(encoding="utf-8")
-    record.write_text(json.dumps({**json.loads(known), "boot": "an earlier one"}), encoding="utf-8")
-    poll = site.engine.poll(handle)
-    record.write_text(known, encoding="utf-8")
-    assert (poll.state, poll.gone) == (PollState.GONE, (1,))
-    assert poll.of(1).startswith("the agent of node-1 (127.0.0.12) is gone")
-    site.engine.cancel(handle)
 
 
 def test_nodes_that_cant_be_used_are_left_out(site: SshSite, ssh_servers: SshNodes) -> None:

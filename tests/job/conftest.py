@@ -1,3 +1,3 @@
 """Fixtures of tests of job folders."""
 
-from relay_world import folder, following, relayed  # noqa: F401 (fixtures)
+from relay_world import clock, folder, following, relayed  # noqa: F401 (fixtures)

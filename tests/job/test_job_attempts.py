@@ -11,19 +11,12 @@ from mlflow_batchai.engines.base import Poll, PollState
 from mlflow_batchai.follower.watch import CANCEL_PATIENCE_SECONDS, Watch
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Lease, LeaseState
-from mlflow_batchai.job.states import Snapshot, fold
 from mlflow_batchai.tracking.retrying import GivenUpError
 
 
 def requeued(made, why="room is needed"):
     """What node 0 writes last of an attempt that made room."""
     made.verdict("queued", next=made.paths.attempt + 1, reason=why, exitCode=None)
-
-
-def test_a_verdict_that_is_not_the_job_s_end():
-    state = fold(Snapshot(2, verdict=protocol.requeued_record("room is needed", "agent-0", 1)))
-    assert (state.execution_state, state.run_status, state.ended) == ("queued", "SCHEDULED", False)
-    assert (state.next_attempt, state.reason, state.exit_code, state.end_time) == (2, "room is needed", None, None)
 
 
 def test_the_current_attempt(folder):
@@ -175,14 +168,6 @@ def two(following):
     return made, client, follow
 
 
-def test_it_goes_on_with_the_next_attempt(two):
-    made, client, follow = two
-    assert follow().execution_state == "succeeded"
-    check_both(made, client)
-    assert client.calls.count("set_terminated") == 1
-    assert follow() is None
-
-
 def test_a_run_that_was_deleted_is_no_end_of_the_job_between_its_attempts(two):
     """Its nodes are watched, and nobody takes it for relayed: restored, its run gets what each attempt has said."""
     made, client, follow = two
@@ -241,18 +226,3 @@ def test_of_an_attempt_that_failed_the_run_is_told_once(following):
     client.dead = False
     assert follow().execution_state == "succeeded"
     assert client.get_run(made.plan["runId"]).data.tags["batchai.notes"].count("attempt 1 ended: it broke") == 1
-
-
-def test_a_retry_after_the_end_is_followed_by_another_process(following):
-    made, client, follow = following
-    fill(made)
-    made.verdict("failed", reason="it is broken")
-    assert follow().execution_state == "failed"
-    ended = client.get_run(made.plan["runId"])
-    assert (ended.info.status, ended.data.tags["batchai.reason"]) == ("FAILED", "it is broken")
-    again(made, endTime=1_800_000_000_000)
-    assert follow().execution_state == "succeeded"
-    check_both(made, client)
-    run = client.get_run(made.plan["runId"])
-    assert run.info.end_time == 1_800_000_000_000
-    assert "batchai.reason" not in run.data.tags

@@ -127,8 +127,8 @@ def test_keys(name, key):
 
 def test_rules():
     rules = [
-        MetricRule("lr", r"lr=(\S+)"),
-        MetricRule("loss", r"it (?P<it>\d+) loss (?P<value>\S+)", "it"),
+        MetricRule("lr", r"(?P<name>lr)=(?P<value>\S+)"),
+        MetricRule("loss", r"it (?P<it>\d+) loss (\S+)", "it"),
         MetricRule("f1", r"step (?P<step>\d+): (?:f1|F1) (\S+)"),
     ]
     fold = MetricFold(rules)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from job_folder import line, report
-from relay_world import Crash, Gone, Time, history
+from relay_world import Crash, Gone, history
 
 from mlflow_batchai.agent import protocol, records
 from mlflow_batchai.errors import JobChangedError
@@ -13,15 +13,6 @@ from mlflow_batchai.job.events import EventReader
 from mlflow_batchai.job.lease import Lease, LeaseState
 
 BEAT = {"k": "beat", "t": 1}
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """The time of everyone who looks at files."""
-    time = Time()
-    monkeypatch.setattr(records.TornFiles.__init__, "__defaults__", (time.clock,))
-    monkeypatch.setattr(EventReader.__init__, "__defaults__", (None, False, time.clock, time.sleep))
-    return time
 
 
 def seen(reader, **how):

@@ -17,6 +17,7 @@ from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.documents.batchai import parse_batchai
 from mlflow_batchai.documents.cluster import ClusterDocument
 from mlflow_batchai.documents.mlproject import bind, find_entry_point, load_project
+from mlflow_batchai.documents.reading import load_text
 from mlflow_batchai.errors import BatchAIError, ClusterError, DocumentError, NotSupportedError, ParameterError, ProjectError
 from mlflow_batchai.job import places
 from mlflow_batchai.plan import projects
@@ -158,49 +159,30 @@ def test_frameworks(desk, block, nodes, expected):
 
 
 REFUSED = {
-    "too many nodes": (properties(nodeCount=3), ClusterError, "nodeCount is 3 and cluster 'c' has 2 node(s)"),
-    "nodes that nothing starts": (
-        properties(nodeCount=2),
+    "{nodeCount: 3}": (ClusterError, "nodeCount is 3 and cluster 'c' has 2 node(s)"),
+    "{nodeCount: 2}": (
         DocumentError,
         "properties.nodeCount is 2, and without a framework block the command would run on one node",
     ),
-    "fewer processes than nodes": (
-        properties(nodeCount=2, horovodSettings={"processCount": 1}),
-        DocumentError,
-        "processCount is 1, less than nodeCount (2)",
-    ),
-    "a program of its own": (
-        properties(horovodSettings={"pythonScriptFilePath": "x.py"}),
-        DocumentError,
-        "drop it from horovodSettings",
-    ),
-    "another framework": (
-        properties(cntkSettings={"processCount": 1}),
-        NotSupportedError,
-        "properties.cntkSettings is not supported yet",
-    ),
-    "stage of no parameter": ({"stage": ["data"]}, DocumentError, "stage names 'data'"),
-    "a secret by reference": (
-        properties(secrets=[{"name": "K", "valueSecretReference": {"sourceVault": {"id": "/x"}, "secretUrl": "https://v/s"}}]),
+    "{nodeCount: 2, horovodSettings: {processCount: 1}}": (DocumentError, "processCount is 1, less than nodeCount (2)"),
+    "{horovodSettings: {pythonScriptFilePath: x.py}}": (DocumentError, "drop it from horovodSettings"),
+    "{cntkSettings: {processCount: 1}}": (NotSupportedError, "properties.cntkSettings is not supported yet"),
+    "{secrets: [{name: K, valueSecretReference: {sourceVault: {id: /x}, secretUrl: 'https://v/s'}}]}": (
         NotSupportedError,
         "secrets 'K': valueSecretReference",
     ),
-    "logs outside": (
-        properties(stdOutErrPathPrefix="$AZ_BATCHAI_MOUNT_ROOT/share/../x"),
-        DocumentError,
-        "'..' would lead out of the mount",
-    ),
-    "outputs on no mount": (
-        properties(outputDirectories=[{"id": "M", "pathPrefix": "$AZ_BATCHAI_JOB_MOUNT_ROOT/nope"}]),
+    "{stdOutErrPathPrefix: $AZ_BATCHAI_MOUNT_ROOT/share/../x}": (DocumentError, "'..' would lead out of the mount"),
+    "{outputDirectories: [{id: M, pathPrefix: $AZ_BATCHAI_JOB_MOUNT_ROOT/nope}]}": (
         DocumentError,
         "outputDirectories M: pathPrefix is",
     ),
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused(desk, case):
-    config, kind, words = REFUSED[case]
+@pytest.mark.parametrize("text", [*REFUSED, "stage"])
+def test_refused(desk, text):
+    config = {"stage": ["data"]} if text == "stage" else {"properties": load_text(text, "x.yaml")}
+    kind, words = REFUSED.get(text, (DocumentError, "stage names 'data'"))
     with pytest.raises(kind) as error:
         desk.prepare(config)
     assert words in str(error.value)

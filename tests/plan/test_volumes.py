@@ -16,6 +16,7 @@ from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.documents.cluster import ClusterDocument, parse_cluster
 from mlflow_batchai.documents.job import JobProperties
 from mlflow_batchai.documents.model import parse as parse_model
+from mlflow_batchai.documents.reading import load_text
 from mlflow_batchai.engines.base import StartRequest
 from mlflow_batchai.errors import DocumentError, NotSupportedError, ShareError
 from mlflow_batchai.job.places import place_logs
@@ -30,15 +31,7 @@ KEY = base64.b64encode(b"k" * 64).decode()
 DATA = "https://acc.file.core.windows.net/data"
 CONTROL = "https://ctl.file.core.windows.net/batchai/team"
 
-
-@pytest.fixture(autouse=True)
-def nothing_known(monkeypatch):
-    """No credentials of this machine's user, and none that another test has left."""
-    monkeypatch.setattr(credentials, "_remembered", {})
-    for name in ("AZURE_BATCHAI_STORAGE", "AZURE_STORAGE"):
-        for ending in ("_ACCOUNT", "_KEY", "_SAS_TOKEN", "_CONNECTION_STRING"):
-            monkeypatch.delenv(name + ending, raising=False)
-    monkeypatch.delenv("BATCHAI_STORAGE_CREDENTIALS", raising=False)
+pytestmark = pytest.mark.usefixtures("no_storage_credentials")
 
 
 @pytest.fixture
@@ -300,71 +293,41 @@ def test_a_blob_container_that_nothing_opens_is_a_folder_of_this_machine(choose,
     assert kinds(choose({"azureBlobFileSystems": [entry]}, local=True, mount="folder")) == [("link", set())]
 
 
-TWO = [
-    {"mountCommand": "m", "relativeMountPath": "data"},
-    {"mountCommand": "m", "relativeMountPath": "data/inner"},
+ACCOUNT = DATA.removesuffix("/data")
+REFUSED = [
+    (file_share(azureFileUrl=ACCOUNT), {}, r"azureFileShares\[0\]: azureFileUrl: .*no file share"),
+    (file_share(azureFileUrl=f"{ACCOUNT}/a/../../b"), {}, "a path on a share has no '.', '..' or NUL"),
+    (file_share(accountName="other"), {}, "is of the storage account 'acc', not of 'other'"),
+    (file_share(credentials={"accountKey": "no key!"}), {}, r"azureFileShares\[0\]: the key of storage account 'acc'.*base64"),
+    (
+        file_share(credentials={"accountKey": "<AZURE_BATCHAI_STORAGE_KEY>"}),
+        {},
+        "set AZURE_BATCHAI_STORAGE_KEY to the account.s",
+    ),
+    (file_share(accountName="<AZURE_BATCHAI_STORAGE_ACCOUNT>"), {}, "accountName has the placeholder .* set AZURE_BATCHAI"),
+    (file_share(credentials=None), {"mount": "cifs"}, "SMB opens a share of acc only with the account's key"),
+    (file_share(), {"mount": "bind"}, "doesn't say where its nodes have acc/data; add it to mountedAt"),
+]
+NFS, BLOBS = "fileServer: {id: /x/nfs}, relativeMountPath: nfs", "accountName: acc, relativeMountPath: b"
+RAM = "unmanagedFileSystems: [{mountCommand: m, relativeMountPath: share}]"
+REFUSED += [
+    (load_text(mounts, "job.yaml"), load_text(cluster, "c.yaml"), sentence)
+    for mounts, cluster, sentence in (
+        (f"fileServers: [{{{NFS}}}]", "{}", "doesn't say where the file server nfs is; add it to fileServers"),
+        (f"fileServers: [{{{NFS}, sourceDirectory: ../x}}]", "fileServers: {nfs: 'h:/d'}", r"sourceDirectory is '\.\./x'"),
+        (f"azureBlobFileSystems: [{{{BLOBS}, containerName: train}}]", "{}", "there is no key for the account acc"),
+        (f"azureBlobFileSystems: [{{{BLOBS}, containerName: No/Name}}]", "{}", "no blob container can be called"),
+        (
+            "unmanagedFileSystems: [{mountCommand: m, relativeMountPath: data}, {mountCommand: m, relativeMountPath: data/inner}]",
+            "{}",
+            r"\[1\] .* is mounted at 'data/inner', inside of .*\[0\] .* at 'data'; mount it beside",
+        ),
+        ("{}", f"nodeSetup: {{mountVolumes: {{{RAM}}}}}", "is mounted at 'share', and so is cluster 'c': share"),
+    )
 ]
 
 
-@pytest.mark.parametrize(
-    ("mounts", "keys", "sentence"),
-    [
-        (
-            file_share(azureFileUrl="https://acc.file.core.windows.net"),
-            {},
-            r"azureFileShares\[0\]: azureFileUrl: .*no file share",
-        ),
-        (
-            file_share(azureFileUrl="https://acc.file.core.windows.net/a/../../b"),
-            {},
-            "a path on a share has no '.', '..' or NUL",
-        ),
-        (file_share(accountName="other"), {}, "is of the storage account 'acc', not of 'other'"),
-        (
-            file_share(credentials={"accountKey": "no key!"}),
-            {},
-            r"azureFileShares\[0\]: the key of storage account 'acc'.*base64",
-        ),
-        (
-            file_share(credentials={"accountKey": "<AZURE_BATCHAI_STORAGE_KEY>"}),
-            {},
-            "set AZURE_BATCHAI_STORAGE_KEY to the account.s key",
-        ),
-        (file_share(accountName="<AZURE_BATCHAI_STORAGE_ACCOUNT>"), {}, "accountName has the placeholder .* set AZURE_BATCHAI"),
-        (file_share(credentials=None), {"mount": "cifs"}, "SMB opens a share of acc only with the account's key"),
-        (file_share(), {"mount": "bind"}, "doesn't say where its nodes have acc/data; add it to mountedAt"),
-        (
-            {"fileServers": [{"fileServer": {"id": "/x/nfs"}, "relativeMountPath": "nfs"}]},
-            {},
-            "doesn't say where the file server nfs is; add it to fileServers",
-        ),
-        (
-            {"fileServers": [{"fileServer": {"id": "/x/nfs"}, "sourceDirectory": "../x", "relativeMountPath": "nfs"}]},
-            {"fileServers": {"nfs": "h:/d"}},
-            r"sourceDirectory is '\.\./x'",
-        ),
-        (
-            {"azureBlobFileSystems": [{"accountName": "acc", "containerName": "train", "relativeMountPath": "b"}]},
-            {},
-            "there is no key for the account acc",
-        ),
-        (
-            {"azureBlobFileSystems": [{"accountName": "acc", "containerName": "No/Name", "relativeMountPath": "b"}]},
-            {},
-            "no blob container can be called",
-        ),
-        (
-            {"unmanagedFileSystems": TWO},
-            {},
-            r"\[1\] .* is mounted at 'data/inner', inside of .*\[0\] .* at 'data'; mount it beside",
-        ),
-        (
-            {},
-            {"nodeSetup": {"mountVolumes": {"unmanagedFileSystems": [{"mountCommand": "m", "relativeMountPath": "share"}]}}},
-            "is mounted at 'share', and so is cluster 'c': share",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("mounts", "keys", "sentence"), REFUSED)
 def test_refused(choose, mounts, keys, sentence):
     with pytest.raises(DocumentError, match=sentence) as caught:
         choose(mounts, **keys)

@@ -1,4 +1,4 @@
-"""The example's batches by torch and by JAX have the distribution of those by NumPy. No GPU is needed."""
+"""The example's batches, by NumPy, torch and JAX, and that the latter have the distribution of those by NumPy. No GPU is needed."""
 
 import importlib
 import itertools
@@ -11,20 +11,24 @@ import pytest
 
 PROJECT = Path(__file__).parents[2] / "projects" / "cifar_horovod"
 SETTINGS = {"batch_size": 8, "augment": True, "seed": 3, "rank": 1}
-MODULES = {"torch": "on_gpu", "jax": "on_jax"}
+MODULES = {"numpy": "images", "torch": "on_gpu", "jax": "on_jax"}
 
 
 @pytest.fixture(scope="module", params=MODULES)
 def project(request):
     """The modules that make batches, imported by their bare names as in the job's folder, and what differs between frameworks."""
     framework = pytest.importorskip(request.param)
-    names = ("images", MODULES[request.param])
+    names = tuple({"images", MODULES[request.param]})
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(PROJECT))
         for name in names:
             patch.delitem(sys.modules, name, raising=False)
-        images, ours = map(importlib.import_module, names)
-        if request.param == "torch":
+        images, ours = map(importlib.import_module, ("images", MODULES[request.param]))
+        if request.param == "numpy":
+            yield SimpleNamespace(
+                images=images, batches=ours.batches, augmented=lambda x: ours.augmented(x, np.random.default_rng(2))
+            )
+        elif request.param == "torch":
             yield SimpleNamespace(
                 images=images,
                 batches=lambda *arrays, **settings: ours.batches(*arrays, **settings, device="cpu"),

@@ -154,24 +154,6 @@ def test_an_epoch_passes_over_images_once_and_leaves_out_what_fills_no_batch(ima
     assert len(set(np.concatenate(batches))) == 16
 
 
-@pytest.mark.parametrize("augment", [False, True])
-def test_order_depends_on_seed_rank_and_epoch_only(images, augment):
-    def order(**given):
-        return np.concatenate(epoch_of(images, 40, augment=augment, **given)).tolist()
-
-    orders = [order(), order(seed=2), order(rank=1), order(epoch=1)]
-    assert order() == orders[0]
-    assert len({tuple(one) for one in orders}) == 4
-
-
-def test_a_resumed_run_sees_what_an_unbroken_one_would(images, arrays):
-    given = {"batch_size": 8, "augment": True, "seed": 3, "rank": 1}
-    unbroken = images.batches(arrays["x_train"], arrays["y_train"], **given)
-    resumed = images.batches(arrays["x_train"], arrays["y_train"], **given, epoch=2)
-    for (x, y), (u, v) in zip(itertools.islice(unbroken, 4, 8), resumed, strict=False):
-        assert np.array_equal(x, u) and np.array_equal(y, v)
-
-
 def test_augmentation_shifts_by_at_most_3_pixels_and_mirrors_half(images):
     rows, columns = np.mgrid[0:32, 0:32]
     marked = np.stack([rows, columns, np.zeros_like(rows)], axis=-1).astype(np.uint8)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from command_line import Cli
-from plans import toy_plan
+from job_folder import JobFolder
 
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.follower import service_client
@@ -52,39 +52,18 @@ class Attacker:
         self.client.update_run(run_id, status="RUNNING")
         control = {"scope": "cluster", "path": "share", "kind": "link", "share": self.share.url}
         trap = {"scope": "job", "path": "x", "kind": "link", "share": "file:///"}
-        plan = {
-            **toy_plan(self.share.root, maxWallClockSeconds=60.0),
-            "name": name,
-            "job": "0123456789",
-            "nodeCount": 1,
-            "ranks": 1,
-            "runId": run_id,
-            "experimentId": "0",
-            "workspace": "default",
-            "experiment": "Default",
-            "cluster": "local",
-            "lossSeconds": 1.0,
-            "terminateSeconds": 0.0,
-            "segment": "",
-            "folder": FOLDER,
-            "metrics": [],
-            "model": None,
-            "volumes": [control, trap],
-            "outputDirectories": [
-                {"id": "EVIL", "pathPrefix": f"$AZ_BATCHAI_JOB_MOUNT_ROOT/x{self.victims.parent}", "pathSuffix": ""}
-            ],
-        }
+        evil = {"id": "EVIL", "pathPrefix": f"$AZ_BATCHAI_JOB_MOUNT_ROOT/x{self.victims.parent}", "pathSuffix": ""}
+        plan = {"name": name, "runId": run_id, "segment": "", "volumes": [control, trap], "outputDirectories": [evil]}
         (self.victims.parent / "outputs").symlink_to(self.victims)
-        paths = protocol.JobPaths(FOLDER)
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("BATCHAI_HOME", str(self.home))
-            record = signing.sign(paths.plan, plan) if sign else plan
+            made = JobFolder(self.share, folder=FOLDER, lossSeconds=1.0, maxWallClockSeconds=60.0, **plan)
             mac = runs.signature(run_id, given)
-        self.share.write(paths.plan, protocol.encode([record]))
         if sign:
             self.client.set_tag(run_id, runs.TAG_MAC, mac)
-        self.share.claim(paths.verdict)
-        self.share.write(paths.verdict_file, protocol.encode([protocol.verdict_record(protocol.FAILED, "agent-0", 1)]))
+        else:
+            self.share.write(made.paths.plan, protocol.encode([made.plan]))
+        made.verdict(protocol.FAILED)
         return run_id
 
 

@@ -30,62 +30,43 @@ from mlflow_batchai.job import places
 from mlflow_batchai.job.events import EventReader
 from mlflow_batchai.job.lease import Lease, LeaseState
 from mlflow_batchai.job.sent import SentFiles, Stamp
-from mlflow_batchai.storage.directory import DirectoryShare
 
 BEAT = {"k": "beat", "t": 1}
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a device")
+
+
+BOMB = zlib.compress(protocol.encode([{"k": "log", "x": "a" * (200 << 20)}]), 9)
+
+
+def named_socket(path: Path) -> None:
+    before = Path.cwd()
+    os.chdir(path.parent)  # a socket's address may have 107 bytes
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(path.name)
+    os.chdir(before)
+
+
+ODD: dict[str, Callable[[Path], object]] = {
+    "FIFO": os.mkfifo,
+    "FIFO behind a link": lambda path: (os.mkfifo(path.with_name(f".{path.name}")), path.symlink_to(f".{path.name}")),
+    "sparse": lambda path: (path.touch(), os.truncate(path, 6 << 30)),
+    "one byte too many": lambda path: (path.touch(), os.truncate(path, protocol.longest(str(path)) + 1)),
+    "folder": Path.mkdir,
+    "link to a device": lambda path: path.symlink_to("/dev/zero"),
+    "link to itself": lambda path: path.symlink_to(path.name),
+    "link to a private file": lambda path: path.symlink_to("/etc/shadow"),
+    "socket": named_socket,
+    "device": lambda path: os.mknod(path, 0o20666, os.makedev(1, 5)),  # /dev/zero
+    "deflated": lambda path: path.write_bytes(BOMB),
+}
+KINDS = [pytest.param(kind, marks=needs_root) if kind == "device" else kind for kind in ODD]
 
 
 def put(kind: str, path: Path) -> None:
     """Put something in place of a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
-    match kind:
-        case "FIFO":
-            os.mkfifo(path)
-        case "FIFO behind a link":
-            os.mkfifo(path.with_name(f".{path.name}"))
-            path.symlink_to(f".{path.name}")
-        case "sparse":
-            with path.open("wb") as file:
-                file.truncate(6 << 30)
-        case "one byte too many":
-            with path.open("wb") as file:
-                file.truncate(protocol.longest(str(path)) + 1)
-        case "folder":
-            path.mkdir()
-        case "link to a device":
-            path.symlink_to("/dev/zero")
-        case "link to itself":
-            path.symlink_to(path.name)
-        case "link to a private file":
-            path.symlink_to("/etc/shadow")
-        case "socket":
-            before = Path.cwd()
-            os.chdir(path.parent)  # a socket's address may have 107 bytes
-            with socket.socket(socket.AF_UNIX) as made:
-                made.bind(path.name)
-            os.chdir(before)
-        case "device":
-            os.mknod(path, 0o20666, os.makedev(1, 5))  # /dev/zero
-        case "deflated":
-            path.write_bytes(BOMB)
-
-
-BOMB = zlib.compress(protocol.encode([{"k": "log", "x": "a" * (200 << 20)}]), 9)
-KINDS = [
-    "FIFO",
-    "FIFO behind a link",
-    "sparse",
-    "one byte too many",
-    "folder",
-    "link to a device",
-    "link to itself",
-    "link to a private file",
-    "socket",
-    pytest.param("device", marks=needs_root),
-    "deflated",
-]
+    ODD[kind](path)
 
 
 @pytest.fixture(autouse=True)
@@ -100,15 +81,6 @@ def in_time() -> Iterator[None]:
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
-    """The time of everyone who looks at files."""
-    time = Time()
-    monkeypatch.setattr(records.TornFiles.__init__, "__defaults__", (time.clock,))
-    monkeypatch.setattr(EventReader.__init__, "__defaults__", (None, False, time.clock, time.sleep))
-    return time
 
 
 @pytest.fixture
@@ -175,21 +147,6 @@ def test_gc_judges_others(made: JobFolder, tmp_path: Path, kind: str) -> None:
     assert len(said) == 1 and f"{other} stays" in said[0]
     with pytest.raises(ShareError, match="can't be read"):
         staged.named_hashes(made.share, found)
-
-
-def test_deleting_leaves_what_links_lead_to(tmp_path: Path) -> None:
-    (tmp_path / "precious").mkdir()
-    (tmp_path / "precious" / "file").write_bytes(b"x")
-    share = DirectoryShare(tmp_path / "share")
-    share.write("job/deep/file", b"x")
-    for path in ("job/deep/link", "job/link", "link"):
-        (share.root / path).symlink_to(tmp_path / "precious")
-    for path in ("link/file", "job/link/file", "job/deep/link/../link/file"):
-        with pytest.raises(ShareError):
-            share.delete(path)
-    share.delete("job")
-    share.delete("link")
-    assert (tmp_path / "precious" / "file").exists() and share.list("") == []
 
 
 # Memory.

@@ -35,111 +35,57 @@ def ours(path: Path, mode: int = 0o755) -> Path:
     return path
 
 
-def open_to_all(place: Path) -> Path:
-    return ours(place / "open", 0o777) / "root"
+def linked(path: Path, target: Path | str, owner: int = 0) -> Path:
+    path.symlink_to(target)
+    os.chown(path, owner, owner, follow_symlinks=False)
+    return path
 
 
-def open_to_a_group(place: Path) -> Path:
+def sticky(place: Path) -> Path:
+    return ours(place / "tmp", 0o1777)
+
+
+def in_a_team(place: Path) -> Path:
     os.chown(ours(place / "team", 0o775), 0, STRANGER)
     return place / "team" / "root"
 
 
-def a_stranger_s(place: Path) -> Path:
-    return of_a_stranger(place / "theirs") / "root"
-
-
-def far_above(place: Path) -> Path:
-    ours(place / "open", 0o777)
-    return ours(place / "open" / "a" / "b" / "c") / "root"
-
-
-def there_already(place: Path) -> Path:
-    ours(place / "open", 0o777)
-    return ours(place / "open" / "root", 0o700)
-
-
-def sticky_with_a_stranger_s_folder(place: Path) -> Path:
-    ours(place / "tmp", 0o1777)
-    return of_a_stranger(place / "tmp" / "root", 0o777)
-
-
-def sticky_above_a_stranger_s_folder(place: Path) -> Path:
-    ours(place / "tmp", 0o1777)
-    return of_a_stranger(place / "tmp" / "a", 0o777) / "root"
-
-
-def sticky_of_a_stranger(place: Path) -> Path:
-    """Who owns a sticky folder may rename all in it."""
-    return of_a_stranger(place / "tmp", 0o1777) / "root"
-
-
-def stranger_s_link(place: Path) -> Path:
-    ours(place / "tmp", 0o1777)
-    ours(place / "fine", 0o700)
-    (place / "tmp" / "root").symlink_to(place / "fine")
-    os.chown(place / "tmp" / "root", STRANGER, STRANGER, follow_symlinks=False)
-    return place / "tmp" / "root"
-
-
-def stranger_s_link_above(place: Path) -> Path:
-    return stranger_s_link(place) / "below"
-
-
-def link_to_an_open_folder(place: Path) -> Path:
-    ours(place / "open", 0o777)
-    (place / "link").symlink_to(place / "open")
-    return place / "link" / "root"
-
-
-def link_by_way_of_an_open_folder(place: Path) -> Path:
-    """What it leads to is fine, and so is where it lies; another link on the way is anybody's."""
-    ours(place / "open", 0o777)
-    ours(place / "fine")
-    (place / "open" / "second").symlink_to(place / "fine")
-    (place / "first").symlink_to(place / "open" / "second")
-    return place / "first" / "root"
-
-
-def relative_link_with_dots(place: Path) -> Path:
-    ours(place / "open" / "in", 0o755)
-    (place / "open").chmod(0o777)
-    (ours(place / "a") / "link").symlink_to("../open/in/../in")
-    return place / "a" / "link" / "root"
-
-
-def loop(place: Path) -> Path:
-    (place / "one").symlink_to(place / "two")
-    (place / "two").symlink_to(place / "one")
-    return place / "one" / "root"
-
-
-def file(place: Path) -> Path:
-    (place / "file").touch()
-    return place / "file" / "root"
-
-
-def pipe(place: Path) -> Path:
-    os.mkfifo(place / "root")
-    return place / "root"
-
-
-REFUSED = {
-    open_to_all: "open, which other users can write",
-    open_to_a_group: "team, which other users can write",
-    a_stranger_s: "theirs, which belongs to another user",
-    far_above: "open, which other users can write",
-    there_already: "open, which other users can write",
-    sticky_with_a_stranger_s_folder: "root belongs to another user",
-    sticky_above_a_stranger_s_folder: "a belongs to another user",
-    sticky_of_a_stranger: "tmp, which belongs to another user",
-    stranger_s_link: "root belongs to another user",
-    stranger_s_link_above: "root belongs to another user",
-    link_to_an_open_folder: "open, which other users can write",
-    link_by_way_of_an_open_folder: "open, which other users can write",
-    relative_link_with_dots: "open, which other users can write",
-    loop: "Too many levels of symbolic links",
-    file: "Not a directory",
-    pipe: "is not a folder",
+OPEN, THEIRS = "open, which other users can write", "root belongs to another user"
+# What makes a root, and what is said of it.
+REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "open to all": (lambda at: ours(at / "open", 0o777) / "root", OPEN),
+    "open to a group": (in_a_team, "team, which other users can write"),
+    "a stranger's": (lambda at: of_a_stranger(at / "theirs") / "root", "theirs, which belongs to another user"),
+    "far above": (lambda at: (ours(at / "open", 0o777), ours(at / "open" / "a" / "b"))[1] / "root", OPEN),
+    "there already": (lambda at: (ours(at / "open", 0o777), ours(at / "open" / "root", 0o700))[1], OPEN),
+    "sticky with a stranger's folder": (lambda at: of_a_stranger(sticky(at) / "root", 0o777), THEIRS),
+    "sticky above a stranger's": (lambda at: of_a_stranger(sticky(at) / "a", 0o777) / "root", "a belongs to another user"),
+    # Who owns a sticky folder may rename all in it.
+    "sticky of a stranger": (
+        lambda at: of_a_stranger(at / "tmp", 0o1777) / "root",
+        "tmp, which belongs to another user",
+    ),
+    "stranger's link": (lambda at: linked(sticky(at) / "root", ours(at / "fine", 0o700), STRANGER), THEIRS),
+    "stranger's link above": (lambda at: linked(sticky(at) / "root", ours(at / "fine"), STRANGER) / "below", THEIRS),
+    "link to an open folder": (lambda at: linked(at / "link", ours(at / "open", 0o777)) / "root", OPEN),
+    # What it leads to is fine, and so is where it lies; another link on the way is anybody's.
+    "link by way of an open folder": (
+        lambda at: linked(at / "first", linked(ours(at / "open", 0o777) / "second", ours(at / "fine"))) / "root",
+        OPEN,
+    ),
+    "relative link with dots": (
+        lambda at: (
+            (ours(at / "open", 0o777), ours(at / "open" / "in"), linked(ours(at / "a") / "link", "../open/in/../in"))[2]
+            / "root"
+        ),
+        OPEN,
+    ),
+    "loop": (
+        lambda at: (linked(at / "one", at / "two"), linked(at / "two", at / "one"))[0] / "root",
+        "Too many levels of symbolic links",
+    ),
+    "file": (lambda at: ((at / "file").touch(), at / "file" / "root")[1], "Not a directory"),
+    "pipe": (lambda at: (os.mkfifo(at / "root"), at / "root")[1], "is not a folder"),
 }
 
 
@@ -150,36 +96,17 @@ def started(root: Path) -> str:
 
 
 @needs_root
-@pytest.mark.parametrize("make", REFUSED, ids=lambda make: make.__name__)
-def test_a_root_that_others_could_exchange_is_refused(place: Path, make: Callable[[Path], Path]) -> None:
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_root_that_others_could_exchange_is_refused(place: Path, kind: str) -> None:
+    make, words = REFUSED[kind]
     root = make(place)
     before = sorted(place.rglob("*"))
-    with pytest.raises(host.HostError, match=REFUSED[make]) as error:
+    with pytest.raises(host.HostError, match=words) as error:
         host.answer("place", {"root": str(root)})
     assert "name another folder (root in the cluster document)" in str(error.value)
     said = started(root)
-    assert REFUSED[make] in said and "Traceback" not in said
+    assert words in said and "Traceback" not in said
     assert sorted(place.rglob("*")) == before
-
-
-def private_group(place: Path) -> Path:
-    """As on Debian and Red Hat: a umask of 002, since the user's group has nobody else."""
-    return ours(place / "home", 0o775) / "root"
-
-
-def sticky(place: Path) -> Path:
-    return ours(place / "tmp", 0o1777) / "root"
-
-
-def own_link(place: Path) -> Path:
-    ours(place / "disk")
-    (place / "link").symlink_to("disk")
-    return place / "link" / "root"
-
-
-def own_root_that_was_open(place: Path) -> Path:
-    """It is closed; others could not have taken its place."""
-    return ours(place / "root", 0o777)
 
 
 def umask_of_nothing(place: Path) -> Path:
@@ -190,12 +117,21 @@ def umask_of_nothing(place: Path) -> Path:
         os.umask(before)
 
 
+TAKEN: dict[str, Callable[[Path], Path]] = {
+    # As on Debian and Red Hat: a umask of 002, since the user's group has nobody else.
+    "private group": lambda at: ours(at / "home", 0o775) / "root",
+    "sticky": lambda at: sticky(at) / "root",
+    "own link": lambda at: linked(at / "link", ours(at / "disk").name) / "root",
+    # It is closed; others could not have taken its place.
+    "own root that was open": lambda at: ours(at / "root", 0o777),
+    "umask of nothing": umask_of_nothing,
+}
+
+
 @needs_root
-@pytest.mark.parametrize(
-    "make", [private_group, sticky, own_link, own_root_that_was_open, umask_of_nothing], ids=lambda make: make.__name__
-)
-def test_ordinary_roots_are_taken(place: Path, make: Callable[[Path], Path]) -> None:
-    root = make(place)
+@pytest.mark.parametrize("kind", TAKEN)
+def test_ordinary_roots_are_taken(place: Path, kind: str) -> None:
+    root = TAKEN[kind](place)
     assert host.answer("place", {"root": str(root)})["root"] == str(root)
     assert root.stat().st_mode & 0o022 == 0
     assert "the archive is to be sent to" in started(root)
@@ -210,13 +146,15 @@ def test_a_group_with_others_in_it_is_not_private(place: Path, monkeypatch: pyte
         boot.own_folder(str(ours(place / "home", 0o775) / "root"))
 
 
+CLIENTS = ["open to all", "open to a group", "a stranger's", "there already", "stranger's link", "sticky of a stranger"]
+
+
 @needs_root
-@pytest.mark.parametrize(
-    "make", [open_to_all, open_to_a_group, a_stranger_s, there_already, stranger_s_link, sticky_of_a_stranger]
-)
-def test_a_client_s_folder_that_others_could_exchange_is_refused(place: Path, cli: Cli, make: Callable[[Path], Path]) -> None:
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_a_client_s_folder_that_others_could_exchange_is_refused(place: Path, cli: Cli, kind: str) -> None:
+    make, words = REFUSED[kind]
     said = cli("cluster", "list", BATCHAI_HOME=str(make(place)))
-    assert said.code == 2 and "BATCHAI_HOME" in said.err and REFUSED[make] in said.err
+    assert said.code == 2 and "BATCHAI_HOME" in said.err and words in said.err
 
 
 @needs_root

@@ -28,7 +28,6 @@ KINDS = ("503", "429", "cut")
 @pytest.fixture
 def opened(azure, monkeypatch):
     """Makes shares, opened with a credential of ours; faults end with the test."""
-    monkeypatch.setattr(credentials, "_remembered", {})
 
     def make(credential=None, name=None, folder=""):
         if name is None:

@@ -24,15 +24,7 @@ from mlflow_batchai.storage.opening import download_url, for_nodes
 KEY, OTHER = (base64.b64encode(text * 32).decode() for text in (b"ab", b"cd"))
 SAS = "sv=2026-10-06&se=2999-01-01T00%3A00%3A00Z&sr=s&sp=rcwdl&sig=abc%3D"
 
-
-@pytest.fixture(autouse=True)
-def nothing_known(monkeypatch):
-    """No credential but the test's own."""
-    monkeypatch.setattr(credentials, "_remembered", {})
-    for name in ("AZURE_STORAGE", "AZURE_BATCHAI_STORAGE"):
-        for end in ("ACCOUNT", "KEY", "SAS_TOKEN", "CONNECTION_STRING"):
-            monkeypatch.delenv(f"{name}_{end}", raising=False)
-    monkeypatch.delenv(credentials.VARIABLE, raising=False)
+pytestmark = pytest.mark.usefixtures("no_storage_credentials")
 
 
 def test_the_first_that_names_the_account(monkeypatch):

@@ -220,12 +220,6 @@ def test_5_delete(share, name):
     share.write("a", b"now a file") if not share.list("") else share.delete("a")
 
 
-def test_6_what_isnt_there(share, name):
-    with pytest.raises(ShareNotFoundError) as error:
-        share.read(f"a/{name}")
-    assert f"a/{name}" in str(error.value)
-
-
 def test_a_file_that_is_touched_is_the_same_and_younger(share):
     share.write("a/file", b"1")
     (before,) = share.list("a")

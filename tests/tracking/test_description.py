@@ -21,15 +21,6 @@ from mlflow_batchai.tracking.runs import LONGEST_TAG
 PLAN = bare_plan(name="digits-3f2a1c", cluster="gpus", experiment="it's mine", node_count=2, ranks=4, retries_left=2)
 RUNNING = JobState("running")
 FAILED = JobState("failed", 3, ({"code": "JobFailed"},), "rank 1 on node-1 exited with code 3\nTraceback\nValueError: x")
-EVIL = [
-    "```\n</code><script>alert(1)</script>",
-    "a\n````\nb\n```",
-    END,
-    f"x {BEGIN} y",
-    "`` `",
-    "\x1b[31mred\x1b[0m``\x08`",
-    "~~~\n# x",
-]
 
 
 def test_a_job_that_runs():
@@ -92,22 +83,10 @@ def is_one_block(text):
     return last == fence and not any(fence in each for each in inside)
 
 
-@pytest.mark.parametrize("text", EVIL)
-def test_nothing_breaks_out(text):
-    for shown in (block(text), block(text, "sh")):
-        assert is_one_block(shown) and END not in shown and BEGIN not in shown and "\x1b" not in shown
-    inside = code(text)
-    ticks = re.match("`+", inside)[0]
-    assert "\n" not in inside and END not in inside and inside.endswith(ticks) and inside.count(ticks) == 2
-    plan = replace(PLAN, cluster=text, experiment=text)
-    said = markdown(Facts(plan, 1, JobState("failed", 1, (), text), [text], text, notes=[text]))
-    assert END not in said and BEGIN not in said
-
-
-@given(st.text(alphabet="`~\n\r a\x1b[m<!->", max_size=60))
+@given(st.lists(st.sampled_from([*"`~\n\r a\x1b[m<!->", "<!--", "```"]), max_size=60).map("".join))
 def test_no_text_breaks_out(text):
     assert is_one_block(block(text))
-    assert "<!--" not in block(text) + code(text)
+    assert not re.search("<!--|\x1b", block(text) + code(text)) and "\n" not in code(text)
 
 
 @given(st.integers(0, 200), st.integers(0, 200), st.integers(0, 20), st.integers(1000, LONGEST_TAG))

@@ -9,15 +9,10 @@ import sys
 import uuid
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from job_folder import FOLDER
-from plans import toy_plan
-from requests import HTTPError
+from job_folder import FOLDER, JobFolder
 
-from mlflow_batchai.agent import protocol
-from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.sent import SentFiles
 from mlflow_batchai.storage import Entry, credentials, open_share
 from mlflow_batchai.storage.credentials import Credential
@@ -40,19 +35,15 @@ class Scene:
         self.client = client
         self.artifacts = artifacts
         self.share = open_share(azure.url(name))
-        plan = toy_plan(
-            Path("/unused"),
+        self.job = JobFolder(
+            self.share,
             runId=run_id,
-            segment=FOLDER,
-            folder=FOLDER,
             volumes=[{"scope": "cluster", "path": "share", "kind": "azureFiles", "how": "bind", "share": self.share.url}],
             outputDirectories=[
                 {"id": "A", "pathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share", "pathSuffix": ""},
                 {"id": "B", "pathPrefix": "$AZ_BATCHAI_MOUNT_ROOT/share", "pathSuffix": "deep"},
             ],
-        )
-        self.share.write(protocol.JobPaths(FOLDER).plan, protocol.encode([plan]))
-        self.job = Job(self.share, FOLDER)
+        ).job
 
     def outputs(self, number=1):
         """As a new relay would send them, that holds the lease of this number."""
@@ -231,22 +222,6 @@ def test_one_file_that_cant_be_had_costs_no_other(scene, monkeypatch):
     notes = scene.outputs().send()
     assert len(notes) == 2 and "長長" in notes[0] and "gone" in notes[1]
     assert sorted(path.name for path in (scene.artifacts / "outputs" / "A").iterdir()) == ["a", "b"]
-
-
-def test_one_log_that_the_server_refuses_costs_no_other(scene, monkeypatch):
-    for name in ("stderr.txt", "stdout.txt"):
-        scene.share.write(f"{FOLDER}/stdouterr/{name}", b"log")
-    real = scene.client.log_artifact
-
-    def log_artifact(run_id, file, path):
-        if file.endswith("stderr.txt"):
-            raise HTTPError("413", response=SimpleNamespace(status_code=413, reason="Request Entity Too Large"))
-        real(run_id, file, path)
-
-    monkeypatch.setattr(scene.client, "log_artifact", log_artifact)
-    (note,) = Logs(scene.client, scene.job).send(complete=True)
-    assert "stderr.txt" in note and "413" in note
-    assert scene.log() == b"log"
 
 
 def test_copies_go_with_their_owner(scene, tmp_path, monkeypatch):

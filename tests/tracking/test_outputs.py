@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from types import SimpleNamespace
@@ -138,18 +137,6 @@ def test_each_file_has_one_directory(scene):
         made.share.write(f"{FOLDER}/outputs/{name}", b"x")
     assert outputs(made, client, 1).send() == []
     assert sent() == ["outputs/ALL/c", "outputs/M/a", "outputs/NEAR/b"]
-
-
-def test_folders_that_links_in_the_share_lead_to_are_sent_once_around(scene):
-    made, client, _, sent = scene
-    put(made, **{"deep/a": "x"})
-    here = made.share.root / OUTPUTS
-    (here / "again").symlink_to(here / "deep")
-    (here / "deep" / "round").symlink_to(here)
-    os.mkfifo(here / "pipe")
-    told = outputs(made, client, 1).send()
-    assert sent() == ["outputs/M/again/a", "outputs/M/deep/a"]
-    assert len(told) == 1 and "again/round, deep/round" in told[0]
 
 
 def test_a_file_that_cant_go_keeps_no_other_from_it(scene, monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import zipfile
 
 import pytest
@@ -146,27 +145,6 @@ def test_a_relay_that_dies_anywhere_is_made_up_for(relayed, method, made_it, whi
     assert relay() is None
 
 
-def test_points_wait_for_a_store_that_is_down(relayed):
-    made, client, relay = relayed
-    first = relay()
-    fill(made)
-    client.before["log_batch"] = [ConnectionError("down"), ConnectionError("down")]
-    for _ in range(2):
-        with pytest.raises(ConnectionError):
-            first.step()
-        # What is not stored is not ticked off either.
-        assert Lease(made.job)._cursor(1)["memory"] == {}
-    first.step()
-    assert Lease(made.job)._cursor(1)["memory"]["cursor"] == {"agent-0": 2}
-    client.before["log_batch"] = [ConnectionError("down")]
-    made.verdict()
-    with pytest.raises(ConnectionError):
-        first.finish(made.job.state())
-    first.finish(made.job.state())
-    assert history(client, made.plan["runId"]) == EXPECTED
-    assert "asks for a model and none was saved" in tags_of(made, client)["batchai.notes"]
-
-
 def test_a_point_that_mlflow_never_takes_holds_up_no_other(relayed):
     made, client, relay = relayed
     first = relay()
@@ -274,66 +252,6 @@ def test_a_model_outside_of_the_outputs_is_a_note(relayed):
     made.verdict()
     relay().finish(made.job.state())
     assert "x.keras is not there" in tags_of(made, client)["batchai.notes"]
-
-
-def test_links_out_of_the_share_are_not_followed(relayed, tmp_path):
-    """What a rank links to would be read here, on another machine, with another user's rights."""
-    made, client, relay = relayed
-    (tmp_path / "private").write_text("of this machine")
-    (tmp_path / "folder").mkdir()
-    outputs = made.share.root / made.paths.folder / "outputs" / "m"
-    (outputs / "sub").mkdir(parents=True)
-    for name, target in (
-        ("stolen", tmp_path / "private"),
-        ("sub/stolen too", tmp_path / "folder"),
-        ("dangling", outputs / "none"),
-        ("net.keras", tmp_path / "private"),
-        ("fine", outputs / "sub" / "real"),
-    ):
-        (outputs / name).symlink_to(target)
-    (outputs / "sub" / "real").write_text("x")
-    path = str(outputs / "net.keras")
-    made.segment(0, {"k": "report", "t": 1, "body": {"type": "model", "path": path, "meta": META}})
-    made.verdict()
-    relay().finish(made.job.state())
-    run_id = made.plan["runId"]
-    found = [entry.path for folder in ("outputs/M", "outputs/M/sub") for entry in client.list_artifacts(run_id, folder)]
-    assert sorted(found) == ["outputs/M/fine", "outputs/M/sub", "outputs/M/sub/real"]
-    notes = tags_of(made, client)["batchai.notes"]
-    assert "outputs/M: not sent: dangling, net.keras, stolen, sub/stolen too" in notes
-    assert f"the saved model {path} is not there" in notes
-    assert client.search_logged_models(["0"]) == []
-
-
-@pytest.mark.parametrize("linked", ["stdouterr", "outputs/m", "outputs", "a volume"])
-def test_a_folder_that_is_a_link_out_of_the_share_is_not_sent(relayed, tmp_path, linked):
-    """Not even where what leads out is a parent of it, or the folder that a mounted volume is."""
-    made, client, relay = relayed
-    folder = made.share.root / made.paths.folder
-    private = tmp_path / "private"
-    for name in ("stdouterr", "outputs/m"):
-        for parent in (private, private / "m", folder / name, private / name, private / made.paths.folder / name):
-            parent.mkdir(parents=True, exist_ok=True)
-            (parent / "text").write_text("of this machine")
-    if linked == "a volume":
-        (made.share.root / "volume").symlink_to(private)
-        made.plan["volumes"].append({"scope": "cluster", "path": "v", "kind": "link", "share": made.share.url + "/volume"})
-        made.plan["outputDirectories"][0]["pathPrefix"] = "$AZ_BATCHAI_MOUNT_ROOT/v"
-        made.write(made.paths.plan, made.plan)
-    else:
-        shutil.copytree(folder / linked, private, dirs_exist_ok=True)  # what else is read of the job lies there too
-        shutil.rmtree(folder / linked)
-        (made.share.root / made.paths.folder / linked).symlink_to(private)
-    made.verdict()
-    relay().finish(made.job.state())
-    run_id = made.plan["runId"]
-    notes = tags_of(made, client)["batchai.notes"]
-    stolen = ["stdouterr"] if linked == "stdouterr" else ["outputs/m"]
-    for name, artifact in (("stdouterr", "logs"), ("outputs/m", "outputs/M")):
-        sent = [entry.path for entry in client.list_artifacts(run_id, artifact)]
-        assert sent == ([] if name in stolen else [artifact + "/text"])
-        where = f"volume/{made.paths.folder}" if linked == "a volume" else made.paths.folder
-        assert (f"{artifact}: not sent: {where}/{name}" in notes) is (name in stolen)
 
 
 # The end, while the store is away.

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
 from unittest.mock import Mock
 
 import mlflow
 import pytest
 import requests
-from job_folder import FOLDER, report
-from plans import toy_plan
+from job_folder import JobFolder, report
 from relay_world import Crash
 
-from mlflow_batchai.agent.protocol import JobPaths, encode
 from mlflow_batchai.errors import ShareError
-from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.storage import credentials, open_share, spelling
 from mlflow_batchai.storage.credentials import Credential
 from mlflow_batchai.tracking.models.logged import last_of_scripts
@@ -122,18 +118,6 @@ def test_params_tags_and_datasets(scene):
     for words in ("'epochs' is '5'", "'rate' is '0.1'", "'bad:key()' was refused", "'odd()' was refused", "3 lines"):
         assert words in told
     assert run.info.status == "FINISHED"
-
-
-def test_the_status_is_the_job_s_whatever_the_script_has_made_of_its_run(scene):
-    """MLflow sets a run FINISHED when its process exits without an exception that it sees (mlflow 3932)."""
-    made, client, relay = scene
-    made.announce(0)
-    made.segment(0, said("param", values={"a": "1"}), said("tag", values={"mlflow.endTime": "1"}))
-    made.verdict("failed", reason="rank 0 exited with code 1")
-    first = relay()
-    first.step()
-    first.finish(made.job.state())
-    assert client.get_run(made.plan["runId"]).info.status == "FAILED"
 
 
 def test_files_are_sent_when_they_are_new_or_others(scene, monkeypatch):
@@ -253,9 +237,7 @@ def test_a_file_on_a_share_over_the_network(azure, monkeypatch):
     azure.share("tracked")
     share = open_share(azure.url("tracked"))
     volumes = [{"scope": "cluster", "path": "share", "kind": "azureFiles", "how": "rclone"}]
-    plan = toy_plan(Path("/unused"), runId="r" * 32, segment=FOLDER, folder=FOLDER, volumes=volumes)
-    share.write(JobPaths(FOLDER).plan, encode([plan]))
-    job = Job(share, FOLDER)
+    job = JobFolder(share, volumes=volumes).job
     name = "run/d/a:b?.txt"  # as a rank wrote it on a mount
     share.write(spelling.on_share(f"{job.paths.artifacts}/{name}"), b"seven b")
     for size in (7, None):

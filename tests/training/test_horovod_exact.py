@@ -86,20 +86,19 @@ def test_resumed_model_goes_on_as_if_it_had_not_stopped(results):
         assert np.max(np.abs(a - b)) <= 1e-6
 
 
+def test_what_one_rank_sees(results):
+    facts = results.facts[0]
+    assert facts["copy"], "a copy of the optimizer is plain"
+    assert facts["imported nothing"] and not facts["mlflow"]
+    assert facts["opted out"] is None, "ranks that are meant to differ may"
+
+
 @pytest.mark.parametrize("suffix", ["h5", "keras"])
 def test_saved_files_name_keras_own_class(results, suffix):
     module, name, iterations = results.facts[0][f"saved {suffix}"]
     assert (module.split(".")[0], name, iterations) == ("keras", "SGD", 3)
     assert results.facts[0][f"plain {suffix}"]
     assert results.facts[0][f"loaded {suffix}"] == [6, 3]
-
-
-def test_a_copy_of_the_optimizer_is_plain(results):
-    assert results.facts[0]["copy"]
-
-
-def test_importing_costs_nothing_and_never_brings_mlflow(results):
-    assert results.facts[0]["imported nothing"] and not results.facts[0]["mlflow"]
 
 
 def test_jit_compile_is_switched_off_with_one_notice(results):
@@ -157,7 +156,3 @@ def test_a_loop_of_the_users_own_on_jax(results):
     for facts in results.facts[:2]:
         assert facts["own loop"] == pytest.approx([0.995, 0.995])  # the mean gradient is a half
         assert facts["in jit"][0] == "RuntimeError" and "can't exchange gradients inside jax.jit" in facts["in jit"][1]
-
-
-def test_ranks_that_are_meant_to_differ_may(results):
-    assert results.facts[0]["opted out"] is None

@@ -69,18 +69,13 @@ def test_a_damaged_checkpoint_costs_one_epoch(results):
     assert "is not whole" not in results.ended[1].output
 
 
-def test_a_checkpoint_of_another_model_is_one_sentence_on_every_rank(results):
+def test_what_goes_on_from_where(results):
     for facts in results.facts:
+        assert facts["done already"] == [4, 8], "training that was complete trains nothing"
+        assert facts["example 0"] == [0, 8] and facts["example 1"] == [4, 8], "the documented script"
         assert "epoch-0004.weights.h5 doesn't fit this model (" in facts["misfit"] and "\n" not in facts["misfit"]
-
-
-def test_training_that_was_complete_trains_nothing(results):
-    assert results.facts[0]["done already"] == results.facts[1]["done already"] == [4, 8]
-
-
-def test_the_documented_script_goes_on(results):
-    for facts in results.facts:
-        assert facts["example 0"] == [0, 8] and facts["example 1"] == [4, 8]
+    # Another rank than 0 waits a minute for it.
+    assert results.facts[1]["told 50 s ago"] is None and results.facts[1]["told 70 s ago"] == ["Told", ""]
 
 
 def test_sigterm_saves_within_an_epoch_which_is_trained_again(results):
@@ -106,10 +101,6 @@ def test_what_is_wrong_is_one_sentence(results):
     assert facts["no Input"][0] == "ValueError" and "compile and build the model first" in facts["no Input"][1]
     assert facts["no folder"][0] == "CheckpointError" and "Not a directory" in facts["no folder"][1]
     assert facts["plain"] == [3, 3]
-
-
-def test_another_rank_than_0_waits_a_minute_for_it(results):
-    assert results.facts[1]["told 50 s ago"] is None and results.facts[1]["told 70 s ago"] == ["Told", ""]
 
 
 def test_sigterm_on_two_ranks_saves_and_ends_both(results):

@@ -95,15 +95,7 @@ def test_the_fourth_batch_of_one_form_is_recorded_and_others_are_run(monkeypatch
     rows = [8, 5, 8, 8, 8, 8, 8, 5, 8]
     expected = ["run"] * 5 + ["replayed"] * 2 + ["run", "replayed"]
     assert trained(monkeypatch, [Batch(count) for count in rows]) == (expected, 1)
-
-
-def test_a_step_that_can_t_be_recorded_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert trained(monkeypatch, [Batch(8)] * 7, possible=False) == (["run"] * 7, 1)
-
-
-def test_a_step_that_takes_half_of_the_memory_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert trained(monkeypatch, [Batch(8)] * 7, room=False) == (["run"] * 7, 0)
-
-
-def test_a_batch_that_is_no_tensor_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert trained(monkeypatch, [[1.0, 2.0]] * 7) == (["run"] * 7, 0)
+    ran = ["run"] * 7
+    assert trained(monkeypatch, [Batch(8)] * 7, possible=False) == (ran, 1), "it can't be recorded"
+    assert trained(monkeypatch, [Batch(8)] * 7, room=False) == (ran, 0), "it takes half of the memory"
+    assert trained(monkeypatch, [[1.0, 2.0]] * 7) == (ran, 0), "a batch that is no tensor"

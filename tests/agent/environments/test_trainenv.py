@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import shutil
 import socket
 import sys
 import time
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from mlflow_batchai.agent.environments import kept, trainenv
+from mlflow_batchai.agent.environments import trainenv
 from mlflow_batchai.agent.layout import NodeLayout
 from mlflow_batchai.agent.outcome import Failure, Stop
 from mlflow_batchai.agent.plan import PythonEnvironment
@@ -67,45 +66,6 @@ def wanted(**changes: Any) -> PythonEnvironment:
     return PythonEnvironment(**{"manager": "virtualenv", "dependencies": ("numpy",), "hash": "abc", **changes})
 
 
-def test_it_is_built_once(layout: NodeLayout) -> None:
-    run = Builder()
-    environment = wanted(dependencies=["tensorflow-cpu", "horovod[tensorflow]==0.28.1"])
-    python = run.build(layout, environment)
-    assert python == f"{layout.root}/envs/abc/bin/python"
-    assert run.names == [
-        "making the environment",
-        "installing the packages",
-        "building the Horovod wheel",
-        "installing Horovod",
-        "importing Horovod",
-    ]
-    assert run.steps[0][1] == [sys.executable, "-m", "venv", f"{layout.root}/envs/abc"]
-    assert Path(layout.temp, "requirements.txt").read_text() == "tensorflow-cpu\n"
-    assert run.steps[3][1][-1].endswith("horovod-0.28.1-py3-none-any.whl")
-    assert run.said == [
-        "building the training environment",
-        "packages: 0 s",
-        "building a Horovod wheel, which takes minutes unless this node has built it before",
-        "Horovod wheel: 0 s",
-    ]
-    assert run.build(layout, environment) == python
-    assert len(run.steps) == 5
-
-
-def test_a_broken_build_is_never_used(layout: NodeLayout) -> None:
-    with pytest.raises(Failure, match=r"installing the packages for python_env.yaml on node-0 exited with code 1") as caught:
-        Builder("installing the packages").build(layout, wanted())
-    assert (caught.value.code, caught.value.exit_code, caught.value.tail) == (
-        "EnvironmentFailed",
-        1,
-        ["ERROR: no such package"],
-    )
-    assert sorted(os.listdir(f"{layout.root}/envs")) == ["abc.lock", "abc.used"]
-    run = Builder()
-    run.build(layout, wanted())
-    assert run.names == ["making the environment", "installing the packages"]
-
-
 def test_agents_on_one_disk_build_it_once(layout: NodeLayout, tmp_path: Path) -> None:
     folder = tmp_path / "envs"
     folder.mkdir()
@@ -129,15 +89,6 @@ def test_agents_on_one_disk_build_it_once(layout: NodeLayout, tmp_path: Path) ->
         assert run.build(layout, wanted(folder=str(folder)), built_by_the_other) == f"{folder}/abc/bin/python"
     assert run.steps == []
     assert set(run.said) == {"waiting for another job's agent that makes the training environment"}
-
-
-def test_a_killed_build_is_wiped(layout: NodeLayout) -> None:
-    half = Path(layout.root, "envs", "abc", "bin", "python")
-    half.parent.mkdir(parents=True)
-    half.touch()
-    run = Builder()
-    run.build(layout, wanted())
-    assert run.names[0] == "making the environment" and half.is_symlink()
 
 
 def program(path: Path, text: str) -> Path:
@@ -198,16 +149,6 @@ def test_an_interpreter_that_only_fails_is_left_alone(
     assert trainenv.find_python(f"{sys.version_info[0]}.{sys.version_info[1]}", layout) == sys.executable
     program(Path(run.interpreter), "#!/bin/sh\necho 2.5\n")
     assert Builder().build(layout, wanted()) == str(python)
-
-
-def test_each_build_is_another(layout: NodeLayout) -> None:
-    folder = Path(Builder().build(layout, wanted())).parents[1]
-    assert kept.making(str(folder)) == kept.making(str(folder)) != ""
-    first = kept.making(str(folder))
-    shutil.rmtree(folder)
-    assert kept.making(str(folder)) == ""
-    Builder().build(layout, wanted())
-    assert kept.making(str(folder)) not in ("", first)
 
 
 def test_what_is_used_looks_used(layout: NodeLayout, tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from mlflow_batchai.horovod_wheel.interpreter import probe
 from mlflow_batchai.plan.environments import choose_wheels
 from mlflow_batchai.storage.directory import DirectoryShare
 
-OTHER_KEY = "cp311-linux_x86_64-tensorflow-1.15.0-0123abcd"
 BROKEN = "raise ImportError('undefined symbol: _ZN10tensorflow8OpKernel')\n"
 
 

@@ -362,15 +362,6 @@ def test_a_proxy_command(nodes, reach, home):
     assert not psutil.Process().children() or all("sleep" not in child.name() for child in psutil.Process().children())
 
 
-def test_the_users_own_config_leads_there(nodes, reach, home):
-    (home / ".ssh" / "config").write_text(
-        f"Host gpu0 gpu1\n Port {nodes.port}\n IdentityFile {nodes.key_file}\n UserKnownHostsFile {nodes.known_hosts}\n"
-        "Host gpu0\n HostName 127.0.0.11\nHost gpu1\n HostName 127.0.0.12\n ProxyJump gpu0\n"
-    )
-    connection = reach("gpu1", port=None, key_file=None, known_hosts=None)
-    assert connection.run(["pwd"]).out == f"{nodes[1].home}\n"
-
-
 # Nobody there
 
 

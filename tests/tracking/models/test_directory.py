@@ -3,26 +3,17 @@
 import json
 import os
 import zipfile
-from pathlib import Path
 
 import pytest
 import yaml
 from saved_models import RECORD, facts
 
 from mlflow_batchai.errors import ModelError
-from mlflow_batchai.tracking.models.directory import HDF5_MAGIC, build_directory, check_file, check_folder, mirror, notes
+from mlflow_batchai.tracking.models.directory import build_directory, check_file, check_folder, mirror, notes
 
 PAIR = [{"name": "a", "shape": [8, 4], "dtype": "int32"}, {"name": "b", "shape": [-1], "dtype": "string"}]
 UNNAMED = [{**PAIR[0], "name": None}, PAIR[1]]
 BRAIN = [{"name": "y", "shape": [-1, 4], "dtype": "bfloat16"}]
-
-
-@pytest.fixture
-def h5(tmp_path) -> Path:
-    """What looks like a model to one that does not open it."""
-    path = tmp_path / "tiny net.h5"
-    path.write_bytes(HDF5_MAGIC + bytes(100))
-    return path
 
 
 def test_the_directory_is_what_mlflow_writes_with_the_training_environment(h5, tmp_path):

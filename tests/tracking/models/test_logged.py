@@ -14,7 +14,7 @@ from mlflow.tracking import MlflowClient
 from saved_models import RECORD, facts
 
 from mlflow_batchai.errors import ModelError
-from mlflow_batchai.tracking.models.directory import HDF5_MAGIC, build_directory
+from mlflow_batchai.tracking.models.directory import build_directory
 from mlflow_batchai.tracking.models.facts import ModelFacts
 from mlflow_batchai.tracking.models.logged import TAG_JOB, find_logged, publish, register
 from mlflow_batchai.training.saved_models import describe
@@ -112,14 +112,6 @@ def run(client, experiment):
     run = client.create_run(experiment)
     client.log_param(run.info.run_id, "epochs", 3)
     return run.info
-
-
-@pytest.fixture
-def h5(tmp_path) -> Path:
-    """What looks like a model to one that does not open it."""
-    path = tmp_path / "tiny net.h5"
-    path.write_bytes(HDF5_MAGIC + bytes(100))
-    return path
 
 
 def models_of(client, run):
