@@ -58,6 +58,7 @@ def _sources(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
             yield f"{name}/{entry.name}", entry.read_bytes()
 
 
+@functools.lru_cache(maxsize=4)
 def hash_of(data: bytes) -> str:
     """The archive's SHA-256, in hexadecimal."""
     return hashlib.sha256(data).hexdigest()

@@ -219,6 +219,10 @@ class Shipper(threading.Thread):
         with self._lock:
             self._standing = None
 
+    def look(self) -> None:
+        """Read at once what others have said."""
+        self._wake.set()
+
     def note(self, line: str) -> None:
         """A line for this node's execution log."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
