@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from mlflow_batchai.agent import protocol, records
+from mlflow_batchai.agent.attempt import slurm_end
 from mlflow_batchai.documents.cluster import ClusterDocument
 from mlflow_batchai.engines import archive
 from mlflow_batchai.engines.base import (
@@ -84,8 +85,8 @@ boot["in_slurm"](data, *sys.argv[3:])
 """
 # --no-kill and --kill-on-bad-exit=0: node 0's agent has to outlive the others, to give the verdict.
 _STEP = ("srun", "--ntasks-per-node=1", "--kill-on-bad-exit=0", "--wait=0", "--no-kill", "--mpi=none", "--cpu-bind=none")
-# Nothing of the submitter's environment, which may hold secrets. With --export=NONE slurmd would ask su for the user's own before
-# it starts the script: that takes a second, and a job for which it fails is held for ever.
+# Nothing of the submitter's environment, which may hold secrets. With --export=NONE slurmd would ask su for the user's own
+# before it starts the script: that takes a second, and a job for which it fails is held for ever.
 _NO_ENVIRONMENT = ("--export=ALL", "--export-file=/dev/null")
 # Writes a file that only its user can read, in a folder that only he can change; its words: folder, name, the agent's name, of
 # which it says the SHA-256. Old files of jobs go.
@@ -94,7 +95,7 @@ mkdir -p -- "$1" || exit 1
 [ -O "$1" ] || {{ echo "$1 belongs to another user" >&2; exit 1; }}
 chmod 700 -- "$1" && cat > "$1/$2.$$" && mv -f -- "$1/$2.$$" "$1/$2" || exit 1
 find "$1" -name "*.out" -mtime +{KEPT_DAYS} -delete -o -name "batchai-*" -mtime +{LONGEST_WAIT_DAYS} -delete
-[ ! -e "$1/$3" ] || sha256sum < "$1/$3"
+[ ! -e "$1/$3" ] || sha256sum < "$1/$3" || true
 """
 # The end of a file, unless somebody else may have put it there, or a link.
 _TAIL = 'cd -- "$1" && [ -O . ] && [ ! -L "$2" ] && tail -c 20000 -- "$2"'
@@ -328,8 +329,7 @@ class Slurm:
         self._identity()
         with contextlib.ExitStack() as undo:
             undo.callback(self._forget, name)
-            if self._store(name, json.dumps(dict(request.secrets)).encode()) != archive.hash_of(self._archive()):
-                self._store_agent()
+            self._store_with_agent(name, json.dumps(dict(request.secrets)).encode())
             said = self._ask(self._sbatch(request), self._script(request).encode())
             # A site may have sbatch say more before.
             number, _, elsewhere = said.strip().rpartition("\n")[2].partition(";")
@@ -387,6 +387,9 @@ class Slurm:
                 return unknown_poll(handle, f"{title} is one of Slurm's cluster {handle.get('slurm')}, and {where} was asked")
             how = f"{title} has ended, and Slurm remembers no more of it{self._accounted(handle)}"
         failures, last = self._printed(handle)
+        if job and job.state in slurm_end.ENDS and not failures:
+            code, sentence = slurm_end.ENDS[job.state]
+            failures = {0: {"code": code, "message": sentence.format(job.id)}}
         how += f": {last}" if last else ""
         return Poll(PollState.GONE, how, nodes, (), dict.fromkeys(nodes, how), (), failures)
 
@@ -523,7 +526,7 @@ class Slurm:
 
     def _take(self) -> int:
         """Take a node for some minutes, to look at it; the job's number."""
-        self._store_agent()
+        self._store_with_agent("batchai-doctor", b"")
         limits = (f"--immediate={TAKE_SECONDS}", f"--time={TAKE_MINUTES}", "--nodes=1", "--job-name=batchai-doctor")
         asked = ["salloc", "--no-shell", *gpus_of(self._document), *self._document.words, *limits]
         done = self._run(asked, timeout=TAKE_SECONDS + ASK_SECONDS)
@@ -568,9 +571,11 @@ class Slurm:
             )
         return done.out.partition(" ")[0]
 
-    def _store_agent(self) -> None:
-        data = self._archive()
-        self._store(archive.name_of(data), data)
+    def _store_with_agent(self, name: str, data: bytes) -> None:
+        """The same, and the agent unless it is there."""
+        agent = self._archive()
+        if self._store(name, data) != archive.hash_of(agent):
+            self._store(archive.name_of(agent), agent)
 
     def _run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float = ASK_SECONDS) -> Result:
         return self._runner.run(argv, stdin, timeout)

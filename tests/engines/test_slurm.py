@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from mlflow_batchai.agent.attempt.slurm_end import state_in
 from mlflow_batchai.documents.cluster import parse_cluster
 from mlflow_batchai.engines import archive
 from mlflow_batchai.engines.base import Needs, Poll, PollState, StartRequest, Terms
@@ -146,6 +147,31 @@ def test_states(squeue: Result | str, state: str, words: str) -> None:
     assert found.started is (state != "queued")
 
 
+@pytest.mark.parametrize(("state", "code"), [("CANCELLED", "JobTerminated"), ("TIMEOUT", "JobTimeout"), ("PREEMPTED", "")])
+def test_ends_after_which_a_job_does_not_start_again(state: str, code: str) -> None:
+    """No agent has said so: it had not come, or was killed before."""
+    assert [failure["code"] for failure in poll(line(state)).failures.values()] == [code] * bool(code)
+
+
+@pytest.mark.parametrize(
+    ("state", "preempted", "found"),
+    [
+        ("COMPLETING Reason=None", "", "CANCELLED"),
+        ("COMPLETING Reason=None", "None", "CANCELLED"),
+        ("COMPLETING Reason=None", "2026-11-30T14:54:28", ""),
+        ("COMPLETING Reason=TimeLimit", "", "TIMEOUT"),
+        ("COMPLETING Reason=NodeDown", "", ""),
+        # Somebody has sent the agent a SIGTERM.
+        ("RUNNING Reason=None", "", ""),
+    ],
+)
+def test_what_slurm_shows_while_it_ends_a_job(state: str, preempted: str, found: str) -> None:
+    """As Slurm 22.05 does in the time that its SIGTERM leaves."""
+    preemption = f"   PreemptEligibleTime=2026-11-30T14:54:27 PreemptTime={preempted}\n" if preempted else ""
+    shown = f"JobId=14 JobName=batchai-a1b2-1\n   JobState={state} Dependency=(null)\n{preemption}   Comment=JobState=x\n"
+    assert state_in(shown) == found
+
+
 def test_a_job_that_is_suspended_is_frozen() -> None:
     assert poll(line("SUSPENDED")) == Poll(PollState.ALIVE, frozen=(0, 1))
 
@@ -258,7 +284,11 @@ def test_old_files_go(tmp_path: Path) -> None:
         subprocess.run(["touch", "-d", f"{days} days ago", str(tmp_path / name)], check=True)
     engine(Shell(tmp_path, squeue="", sbatch="14\n")).submit(REQUEST)
     agent = archive.name_of(archive.build())
-    assert sorted(path.name for path in tmp_path.iterdir()) == [*sorted(["agent-1.pyz", agent]), "batchai-a1b2-1", "batchai-b2-1"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *sorted(["agent-1.pyz", agent]),
+        "batchai-a1b2-1",
+        "batchai-b2-1",
+    ]
 
 
 def test_what_a_job_has_printed_is_read_from_no_link(tmp_path: Path) -> None:
@@ -314,7 +344,17 @@ def test_options_that_are_not_for_one_job(option: str) -> None:
 
 
 def test_options_that_are() -> None:
-    options = ["--wait-all-nodes=1", "--time=1", "--cluster-constraint=x", "-pgpu", "-C", "-H", "--mem=4G", "--account=a", "-N1"]
+    options = [
+        "--wait-all-nodes=1",
+        "--time=1",
+        "--cluster-constraint=x",
+        "-pgpu",
+        "-C",
+        "-H",
+        "--mem=4G",
+        "--account=a",
+        "-N1",
+    ]
     options += ["--ntasks-per-core=1", "--nice=5"]
     engine(Answers(), options=options)
 
