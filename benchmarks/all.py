@@ -32,6 +32,7 @@ FULL = {
     "crowd": "",
     "report": "",
     "opener": "--pairs 5",
+    "slurm": "--pairs 10",
 }
 SHORT = {"overhead": "--pairs 1 --epochs 8", "report": "--pairs 1 --calls 2000"}
 LIMIT = re.compile(r".*\bat (?P<which>most|least) (?P<limit>[\d.]+).*?\): (?P<median>-?[\d.]+)")

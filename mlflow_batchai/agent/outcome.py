@@ -144,7 +144,10 @@ def verdict(cause: Failure | None, stop: Stop | None, node: int = 0, attempt: in
         reason = f"terminated{(f' by {stop.by}' if stop.by else '')}{(f': {stop}' if str(stop) else '')}"
         return protocol.verdict_record(protocol.FAILED, by, None, [protocol.error_record(code)], reason, terminated=True)
     if cause:
-        return protocol.verdict_record(protocol.FAILED, by, cause.exit_code, [cause.as_error()], cause.reason())
+        terminated = cause.code == protocol.JOB_TERMINATED
+        return protocol.verdict_record(
+            protocol.FAILED, by, cause.exit_code, [cause.as_error()], cause.reason(), terminated=terminated
+        )
     if stop:
         return protocol.verdict_record(protocol.FAILED, by, reason=str(stop))
     return protocol.verdict_record(protocol.SUCCEEDED, by, exit_code=0)

@@ -57,15 +57,17 @@ def check_names(variables: tuple[EnvironmentVariable, ...], secrets: tuple[Secre
     refuse_repeats(names, "environment variable or secret")
 
 
-# Options that make several jobs of one, send it elsewhere, or change what sbatch does and says; as beginnings, too, and among
-# short ones that take no value.
+# Options that make several jobs of one, send it elsewhere, change what sbatch does and says, or have Slurm wait for ever (tasks
+# that are no task a node); as beginnings, too, and among short ones that take no value.
 _OTHERS = "|".join(
-    word[:end] for word in ("array", "clusters", "parsable", "test-only", "wait", "wrap") for end in range(len(word) + 1)
+    word[:end]
+    for word in ("array", "clusters", "ntasks", "parsable", "quiet", "test-only", "wait", "wrap")
+    for end in range(len(word) + 1)
 )
 SchedulerOption = Annotated[
     str,
     matching(
-        rf"-(?!-({_OTHERS})(=|$)|[HIkOQsuv]*[aMW])[^\0\n]+", "be an option of sbatch for one job, such as --constraint=ib"
+        rf"-(?!-({_OTHERS})(=|$)|[HIkOsuv]*[aMnQW])[^\0\n]+", "be an option of sbatch for one job, such as --constraint=ib"
     ),
 ]
 

@@ -57,6 +57,7 @@ def _sources(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
             yield f"{name}/{entry.name}", entry.read_bytes()
 
 
+@functools.lru_cache(maxsize=4)
 def hash_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import getpass
 import json
 import math
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from mlflow_batchai.agent import protocol, records
+from mlflow_batchai.agent.attempt import slurm_end
 from mlflow_batchai.documents.cluster import ClusterDocument
 from mlflow_batchai.engines import archive
 from mlflow_batchai.engines.base import (
@@ -83,11 +85,17 @@ boot["in_slurm"](data, *sys.argv[3:])
 """
 # --no-kill and --kill-on-bad-exit=0: node 0's agent has to outlive the others, to give the verdict.
 _STEP = ("srun", "--ntasks-per-node=1", "--kill-on-bad-exit=0", "--wait=0", "--no-kill", "--mpi=none", "--cpu-bind=none")
-# Writes a file that only its user can read, in a folder that only he can change; its words: folder, name.
-_STORE = """umask 077
+# Nothing of the submitter's environment, which may hold secrets. With --export=NONE slurmd would ask su for the user's own
+# before it starts the script: that takes a second, and a job for which it fails is held for ever.
+_NO_ENVIRONMENT = ("--export=ALL", "--export-file=/dev/null")
+# Writes a file that only its user can read, in a folder that only he can change; its words: folder, name, the agent's name, of
+# which it says the SHA-256. Old files of jobs go.
+_STORE = f"""umask 077
 mkdir -p -- "$1" || exit 1
-[ -O "$1" ] || { echo "$1 belongs to another user" >&2; exit 1; }
-chmod 700 -- "$1" && cat > "$1/$2.$$" && mv -f -- "$1/$2.$$" "$1/$2"
+[ -O "$1" ] || {{ echo "$1 belongs to another user" >&2; exit 1; }}
+chmod 700 -- "$1" && cat > "$1/$2.$$" && mv -f -- "$1/$2.$$" "$1/$2" || exit 1
+find "$1" -name "*.out" -mtime +{KEPT_DAYS} -delete -o -name "batchai-*" -mtime +{LONGEST_WAIT_DAYS} -delete
+[ ! -e "$1/$3" ] || sha256sum < "$1/$3" || true
 """
 # The end of a file, unless somebody else may have put it there, or a link.
 _TAIL = 'cd -- "$1" && [ -O . ] && [ ! -L "$2" ] && tail -c 20000 -- "$2"'
@@ -165,7 +173,7 @@ def options_of(document: ClusterDocument, node_count: int, terms: Terms) -> list
         "--ntasks-per-node=1",
         "--no-requeue",
         "--no-kill",
-        "--export=NONE",
+        *_NO_ENVIRONMENT,
     ]
 
 
@@ -180,9 +188,9 @@ def script_of(agent: Sequence[str], root: str, python: str, secrets: str, output
     """
     printed = shlex.quote(output)
     step, hidden = shlex.join(_STEP), shlex.quote(secrets)
-    return f"""#!/bin/sh
-# With it, srun gives its tasks no PATH.
-unset SLURM_EXPORT_ENV
+    return f"""#!/bin/bash
+# The environment that its user has on this node.
+shopt -q login_shell || HOME=~ USER=$(id -un) LOGNAME=$(id -un) SHELL=$BASH exec bash -l "$0"
 rm -f {printed}
 set -C
 exec > {printed} 2>&1 || exit 1
@@ -242,7 +250,9 @@ def build(site: Site) -> Slurm:
     if document.login:
         target = resolve(document.login, key_file=document.key_file, known_hosts=document.known_hosts, jump=document.jump_host)
         runner, user = Connection(dataclasses.replace(target, noun="login node")), target.user
-    return Slurm(site.cluster, document, site.nodes, site.share, user, runner, site.identity)
+    # With its code for this Python, which is often that of the nodes: to compile it takes most of an agent's start.
+    agent = functools.cache(lambda: archive.stored(site.home / "agents").read_bytes())
+    return Slurm(site.cluster, document, site.nodes, site.share, user, runner, site.identity, agent)
 
 
 class Slurm:
@@ -253,6 +263,7 @@ class Slurm:
         share: the control share's path on the nodes, and where Slurm's commands run.
         user: whose jobs they are in Slurm.
         identity: the control share's: reading it makes what all users have there.
+        agent: the archive that nodes run.
     """
 
     # Each question costs a controller that all users share.
@@ -267,6 +278,7 @@ class Slurm:
         user: str,
         runner: Runner,
         identity: Callable[[], str],
+        agent: Callable[[], bytes],
     ) -> None:
         self.node_limit = nodes
         self._cluster = cluster
@@ -276,8 +288,11 @@ class Slurm:
         self._root = document.root or f"/var/tmp/batchai-{user}"
         self._runner = runner
         self._identity = identity
+        self._archive = agent
         self._folder = f"{share}/{FOLDER}{user}"
         self._taken: SlurmNode | None = None
+        # What Slurm has just said that it would take.
+        self._tested: list[str] | None = None
 
     def check(self, node_count: int, needs: Needs | None = None) -> CheckResult:
         if needs and needs.container and not needs.container.engine:
@@ -294,7 +309,10 @@ class Slurm:
         """Refuse what Slurm would let wait for ever (more nodes than the partition has), or not take."""
         if node_count > self.node_limit:
             raise ClusterError(f"the job wants {node_count} nodes and the cluster has {self.node_limit}")
-        self._ask(["sbatch", "--test-only", *options_of(self._document, node_count, terms)], b"#!/bin/sh\n")
+        options = options_of(self._document, node_count, terms)
+        if options != self._tested:
+            self._ask(["sbatch", "--test-only", *options], b"#!/bin/sh\n")
+        self._tested = options
 
     def render(self, request: StartRequest) -> Sequence[NodeCommand]:
         agent = self._agent(request)
@@ -307,13 +325,12 @@ class Slurm:
 
     def submit(self, request: StartRequest) -> Handle:
         self._test(request.node_count, request.terms)
+        self._tested = None
         name = _name(request)
         self._identity()
         with contextlib.ExitStack() as undo:
             undo.callback(self._forget, name)
-            self._store(name, json.dumps(dict(request.secrets)).encode())
-            self._store_agent()
-            where = self._ask(["scontrol", "show", "config"])
+            self._store_with_agent(name, json.dumps(dict(request.secrets)).encode())
             said = self._ask(self._sbatch(request), self._script(request).encode())
             # A site may have sbatch say more before.
             number, _, elsewhere = said.strip().rpartition("\n")[2].partition(";")
@@ -325,6 +342,7 @@ class Slurm:
                     f"cluster '{self._cluster}': sbatch sent the job to Slurm's cluster {elsewhere}, where nobody looks after"
                     " it; unset SBATCH_CLUSTERS and SLURM_CLUSTERS where sbatch runs"
                 )
+            where = self._ask(["scontrol", "show", "config"])
             undo.pop_all()
         return {
             "engine": KIND,
@@ -370,6 +388,9 @@ class Slurm:
                 return unknown_poll(handle, f"{title} is one of Slurm's cluster {handle.get('slurm')}, and {where} was asked")
             how = f"{title} has ended, and Slurm remembers no more of it{self._accounted(handle)}"
         failures, last = self._printed(handle)
+        if job and job.state in slurm_end.ENDS and not failures:
+            code, sentence = slurm_end.ENDS[job.state]
+            failures = {0: {"code": code, "message": sentence.format(job.id)}}
         how += f": {last}" if last else ""
         return Poll(PollState.GONE, how, nodes, (), dict.fromkeys(nodes, how), (), failures)
 
@@ -506,7 +527,7 @@ class Slurm:
 
     def _take(self) -> int:
         """Take a node for some minutes, to look at it; the job's number."""
-        self._store_agent()
+        self._store_with_agent("batchai-doctor", b"")
         limits = (f"--immediate={TAKE_SECONDS}", f"--time={TAKE_MINUTES}", "--nodes=1", "--job-name=batchai-doctor")
         asked = ["salloc", "--no-shell", *gpus_of(self._document), *self._document.words, *limits]
         done = self._run(asked, timeout=TAKE_SECONDS + ASK_SECONDS)
@@ -537,26 +558,25 @@ class Slurm:
 
     def _booted(self) -> list[str]:
         """The command of a task that runs the agent, without the words of a job: it serves, then."""
-        data = archive.build()
+        data = self._archive()
         path = f"{self._folder}/{archive.name_of(data)}"
         return [self._document.agent_python, "-I", "-S", "-c", _BOOT, path, archive.hash_of(data), self._root]
 
-    def _store(self, name: str, data: bytes) -> None:
-        done = self._run(["sh", "-c", _STORE, "sh", self._folder, name], data)
+    def _store(self, name: str, data: bytes) -> str:
+        """Write a file into our folder on the share; the SHA-256 of the agent there, if there is one."""
+        done = self._run(["sh", "-c", _STORE, "sh", self._folder, name, archive.name_of(self._archive())], data)
         if done.code:
             raise ClusterError(
                 f"{self._folder}/{name} can't be written: {_last(done.err)}; does share (or shareOnNodes) of cluster"
                 f" '{self._cluster}' name a folder that Slurm's nodes see, and may you write there?"
             )
+        return done.out.partition(" ")[0]
 
-    def _store_agent(self) -> None:
-        """Put the agent on the share, unless it is there; old files of jobs go."""
-        data = archive.build()
-        name = archive.name_of(data)
-        if not self._run(["sha256sum", "--", f"{self._folder}/{name}"]).out.startswith(archive.hash_of(data)):
-            self._store(name, data)
-        old = ["-name", "*.out", "-mtime", f"+{KEPT_DAYS}", "-o", "-name", "batchai-*", "-mtime", f"+{LONGEST_WAIT_DAYS}"]
-        self._run(["find", self._folder, "(", *old, ")", "-delete"])
+    def _store_with_agent(self, name: str, data: bytes) -> None:
+        """The same, and the agent unless it is there."""
+        agent = self._archive()
+        if self._store(name, data) != archive.hash_of(agent):
+            self._store(archive.name_of(agent), agent)
 
     def _run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float = ASK_SECONDS) -> Result:
         return self._runner.run(argv, stdin, timeout)

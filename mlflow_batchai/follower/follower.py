@@ -196,7 +196,9 @@ class Follower:
         # Whoever has taken over while we waited for the store has done what we would do now.
         self._lease.check(exactly=False)
         state = self.job.state(self._relay.ending)
-        self._waits = state.execution_state == protocol.QUEUED and not self._relay.ending
+        waited, self._waits = self._waits, state.execution_state == protocol.QUEUED and not self._relay.ending
+        if waited and not self._waits:
+            self.supervisor.look()  # its nodes, or somebody who wants its end, have come
         if state.ended or state.next_attempt:
             self.supervisor.look()
         elif time.monotonic() >= self._next_round and not self._with_run(functools.partial(self._relay_news, state)):

@@ -103,7 +103,7 @@ class Supervisor:
             return there()
 
     def look(self) -> None:
-        """Someone has seen that the attempt is over: look at once."""
+        """Someone has seen that the attempt waits no longer, or is over: look at once."""
         self._awake.set()
 
     def _run(self) -> None:

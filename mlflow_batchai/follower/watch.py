@@ -24,8 +24,8 @@ LEAVE_SECONDS = 10.0
 # Between two polls of a job that leaves its nodes: each costs a scheduler's other users something, too.
 SCHEDULER_SECONDS = 2.0
 SILENCE_MARGIN_SECONDS = 15.0
-# Longest pause between two polls of a job that waits for its nodes.
-WAITING_SECONDS = 30.0
+# Longest pause between two polls of a job that waits for its nodes, perhaps for days.
+WAITING_SECONDS = 60.0
 WRITER = "follower"
 
 
@@ -106,7 +106,8 @@ class Watch:
     def check(self) -> None:
         """Give the verdict if agents are gone for certain, or if they don't heed a request."""
         now = self._clock()
-        if now < self._next_poll:
+        # Only one that waits no longer is looked at before its time.
+        if now < self._next_poll and self._pace <= self._engine.poll_seconds:
             return
         pace = self._pace
         self._schedule(now, self._engine.poll_seconds)
@@ -123,7 +124,8 @@ class Watch:
             self._schedule(now, min(2 * pace, WAITING_SECONDS))
         if poll.failures:
             failure = poll.failures[min(poll.failures)]
-            self._give(snapshot, failed_verdict(failure["code"], failure["message"], WRITER))
+            terminated = failure["code"] == protocol.JOB_TERMINATED
+            self._give(snapshot, failed_verdict(failure["code"], failure["message"], WRITER, terminated))
             return
         lost = [node for node in poll.gone if node not in snapshot.exits]
         if poll.state is PollState.GONE and (lost or 0 in poll.gone):

@@ -125,7 +125,7 @@ def test_scancel_by_hand(world: Any, cluster: Any, here: HereClient, slurm: Slur
     run = running(world)
     slurm.ask("scancel", "--me")
     run = ended(world, run)
-    assert run.info.status == "FAILED" and "told to end (SIGTERM)" in run.data.tags["batchai.reason"]
+    assert run.info.status == "KILLED" and "was cancelled (scancel)" in run.data.tags["batchai.reason"]
     world.wait(lambda: not list((world.root / "node roots").iterdir()), what="the nodes' folders go")
 
 

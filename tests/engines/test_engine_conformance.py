@@ -18,6 +18,7 @@ from waiting import wait_for
 
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.documents.cluster import parse_cluster
+from mlflow_batchai.engines import archive
 from mlflow_batchai.engines.base import CheckResult, Needs, NodeAccess, Poll, PollState, Scalable, StartRequest
 from mlflow_batchai.engines.local_hosts import LocalHosts
 from mlflow_batchai.engines.shell.connection import Connection
@@ -143,7 +144,8 @@ class SlurmSite(Site):
             address = f"{node.user}@{node.address}:{node.port}"
             self.runners[-1] = Connection(resolve(address, key_file=node.key_file, known_hosts=node.known_hosts))
         document = parse_cluster(keys, "c.yaml")[0]
-        return Slurm("c", document, nodes, str(self.share.root), "me", self.runners[-1], lambda: identify(self.share))
+        share, runner = str(self.share.root), self.runners[-1]
+        return Slurm("c", document, nodes, share, "me", runner, lambda: identify(self.share), archive.build)
 
     def node_root(self, index: int, handle: dict | None = None) -> Path:
         return self.root / "node roots" / str(handle["ticket"]) / str(index)

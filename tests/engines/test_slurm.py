@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from mlflow_batchai.agent.attempt.slurm_end import state_in
 from mlflow_batchai.documents.cluster import parse_cluster
+from mlflow_batchai.engines import archive
 from mlflow_batchai.engines.base import Needs, Poll, PollState, StartRequest, Terms
 from mlflow_batchai.engines.census import NodeState
 from mlflow_batchai.engines.shell.connection import Result
@@ -59,7 +61,7 @@ class Answers:
 
 def engine(runner: Answers, **keys: Any) -> Slurm:
     document = parse_cluster({**DOCUMENT, **keys}, "c.yaml")[0]
-    return Slurm("c", document, 4, "/share", "me", runner, lambda: "id")
+    return Slurm("c", document, 4, "/share", "me", runner, lambda: "id", archive.build)
 
 
 def poll(squeue: Result | str, **answers: Result | str) -> Poll:
@@ -75,7 +77,8 @@ def test_what_sbatch_is_told() -> None:
     document = parse_cluster(DOCUMENT, "c.yaml")[0]
     assert options_of(document, 2, REQUEST.terms) == [
         *("--exclusive", "--gres=gpu:4", "--time=70", "--partition=gpu", "--account=vision", "--constraint=ib"),
-        *("--partition=big", "--nodes=2", "--ntasks-per-node=1", "--no-requeue", "--no-kill", "--export=NONE"),
+        *("--partition=big", "--nodes=2", "--ntasks-per-node=1", "--no-requeue", "--no-kill"),
+        *("--export=ALL", "--export-file=/dev/null"),
     ]
     # Without a limit of its own a job has the partition's.
     assert not [word for word in options_of(document, 1, Terms(7 * 86400.0)) if "--time" in word]
@@ -98,7 +101,7 @@ def test_the_script(tmp_path: Path) -> None:
 def test_the_script_runs(tmp_path: Path) -> None:
     """Agents read what they are told; its file is closed and gone by then. The job's exit code is that of its step.
 
-    What is printed goes where no link leads.
+    What is printed goes where no link leads. Programs are found as in a login shell of the user.
     """
     (tmp_path / "srun").write_text(f"#!/bin/sh\ncat\nls {tmp_path}/told 2>&1\nls -l /proc/$PPID/fd\nexit 3\n")
     (tmp_path / "srun").chmod(0o755)
@@ -108,21 +111,13 @@ def test_the_script_runs(tmp_path: Path) -> None:
     output = tmp_path / "told.out"
     output.symlink_to(tmp_path / "mine")
     script = script_of(["agent"], "/root", "python3", str(tmp_path / "told"), str(output))
-    assert subprocess.run(["sh", "-c", script], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}).returncode == 3
+    (tmp_path / "script").write_text(script)
+    (tmp_path / ".bash_profile").write_text(f"export PATH={tmp_path}:$PATH\n")
+    (tmp_path / "script").chmod(0o755)
+    assert subprocess.run(["bash", "-l", str(tmp_path / "script")], env={"HOME": str(tmp_path)}).returncode == 3
     printed = output.read_text()
     assert printed.startswith(f"{text}ls: ") and "(deleted)" not in printed
     assert (tmp_path / "mine").read_text() == "mine"
-
-
-def test_old_files_go(tmp_path: Path) -> None:
-    """What jobs have printed, and secrets that no job came for."""
-    for name, days in {"batchai-a1-1": 92, "batchai-b2-1": 60, "batchai-a1-1.out": 32, "agent-1.pyz": 92}.items():
-        subprocess.run(["touch", "-d", f"{days} days ago", str(tmp_path / name)], check=True)
-    runner = Answers(squeue="", sbatch="14\n")
-    engine(runner).submit(REQUEST)
-    (find,) = (argv for argv in runner.ran if argv[0] == "find")
-    subprocess.run([str(tmp_path) if word.startswith("/share") else word for word in find], check=True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["agent-1.pyz", "batchai-b2-1"]
 
 
 @pytest.mark.parametrize(
@@ -150,6 +145,31 @@ def test_states(squeue: Result | str, state: str, words: str) -> None:
     assert found.state is PollState(state) and words in found.detail
     assert found.gone == ((0, 1) if state == "gone" else ()) and found.unknown == ((0, 1) if state == "unknown" else ())
     assert found.started is (state != "queued")
+
+
+@pytest.mark.parametrize(("state", "code"), [("CANCELLED", "JobTerminated"), ("TIMEOUT", "JobTimeout"), ("PREEMPTED", "")])
+def test_ends_after_which_a_job_does_not_start_again(state: str, code: str) -> None:
+    """No agent has said so: it had not come, or was killed before."""
+    assert [failure["code"] for failure in poll(line(state)).failures.values()] == [code] * bool(code)
+
+
+@pytest.mark.parametrize(
+    ("state", "preempted", "found"),
+    [
+        ("COMPLETING Reason=None", "", "CANCELLED"),
+        ("COMPLETING Reason=None", "None", "CANCELLED"),
+        ("COMPLETING Reason=None", "2026-11-30T14:54:28", ""),
+        ("COMPLETING Reason=TimeLimit", "", "TIMEOUT"),
+        ("COMPLETING Reason=NodeDown", "", ""),
+        # Somebody has sent the agent a SIGTERM.
+        ("RUNNING Reason=None", "", ""),
+    ],
+)
+def test_what_slurm_shows_while_it_ends_a_job(state: str, preempted: str, found: str) -> None:
+    """As Slurm 22.05 does in the time that its SIGTERM leaves."""
+    preemption = f"   PreemptEligibleTime=2026-11-30T14:54:27 PreemptTime={preempted}\n" if preempted else ""
+    shown = f"JobId=14 JobName=batchai-a1b2-1\n   JobState={state} Dependency=(null)\n{preemption}   Comment=JobState=x\n"
+    assert state_in(shown) == found
 
 
 def test_a_job_that_is_suspended_is_frozen() -> None:
@@ -253,8 +273,22 @@ class Shell(Answers):
     def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float = 60.0) -> Result:
         if argv[0] != "sh":
             return super().run(argv, stdin, timeout)
-        done = subprocess.run([*argv[:4], str(self.folder), argv[5]], input=stdin, capture_output=True)
+        self.ran.append(tuple(argv))
+        done = subprocess.run([*argv[:4], str(self.folder), *argv[5:]], input=stdin, capture_output=True)
         return Result(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def test_old_files_go(tmp_path: Path) -> None:
+    """What jobs have printed, and secrets that no job came for."""
+    for name, days in {"batchai-a1-1": 92, "batchai-b2-1": 60, "batchai-a1-1.out": 32, "agent-1.pyz": 92}.items():
+        subprocess.run(["touch", "-d", f"{days} days ago", str(tmp_path / name)], check=True)
+    engine(Shell(tmp_path, squeue="", sbatch="14\n")).submit(REQUEST)
+    agent = archive.name_of(archive.build())
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *sorted(["agent-1.pyz", agent]),
+        "batchai-a1b2-1",
+        "batchai-b2-1",
+    ]
 
 
 def test_what_a_job_has_printed_is_read_from_no_link(tmp_path: Path) -> None:
@@ -275,6 +309,20 @@ def test_a_folder_of_another_user_is_not_used(tmp_path: Path) -> None:
         engine(Shell(tmp_path)).submit(REQUEST)
 
 
+def test_few_questions(tmp_path: Path) -> None:
+    """Each is a round trip to a login node, and work for a controller that all users share."""
+    runner = Shell(tmp_path, sbatch="14\n")
+    slurm = engine(runner)
+    for asked in (["sbatch", "sinfo", "sh", "sh", "sbatch", "scontrol"], ["sbatch", "sinfo", "sh", "sbatch", "scontrol"]):
+        slurm.check(REQUEST.node_count, Needs((), None, "python3", REQUEST.terms))
+        slurm.submit(REQUEST)
+        assert [argv[0] for argv in runner.ran] == asked
+        runner.ran.clear()
+    # One that nobody has checked before, as a retry, is tested: Slurm would let it wait for ever.
+    slurm.submit(REQUEST)
+    assert "--test-only" in runner.ran[0]
+
+
 def test_a_job_that_went_to_another_slurm_is_ended_there() -> None:
     runner = Answers(sbatch="14;west\n")
     with pytest.raises(ClusterError, match="sent the job to Slurm's cluster west"):
@@ -287,7 +335,7 @@ def test_a_job_that_went_to_another_slurm_is_ended_there() -> None:
     "option",
     [
         *("--array=1-9", "--arr=1-9", "-a1-9", "-Ha1-9", "--wait", "-W", "--wra=x", "--test-only", "--parsable", "--par"),
-        *("-Mwest", "--clusters=west", "--", "-", "gpu", "--hold\n--array=2"),
+        *("-Mwest", "--clusters=west", "--ntasks=8", "--ntask=8", "-n8", "-Hn8", "-Q", "--", "-", "gpu", "--hold\n--array=2"),
     ],
 )
 def test_options_that_are_not_for_one_job(option: str) -> None:
@@ -296,7 +344,18 @@ def test_options_that_are_not_for_one_job(option: str) -> None:
 
 
 def test_options_that_are() -> None:
-    options = ["--wait-all-nodes=1", "--time=1", "--cluster-constraint=x", "-pgpu", "-C", "-H", "--mem=4G", "--account=a"]
+    options = [
+        "--wait-all-nodes=1",
+        "--time=1",
+        "--cluster-constraint=x",
+        "-pgpu",
+        "-C",
+        "-H",
+        "--mem=4G",
+        "--account=a",
+        "-N1",
+    ]
+    options += ["--ntasks-per-core=1", "--nice=5"]
     engine(Answers(), options=options)
 
 

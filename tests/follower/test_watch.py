@@ -87,17 +87,19 @@ def test_a_job_that_waits_is_polled_less_and_less_often_at_one_moment_for_all(sc
     _, world, watch, _ = scene(announced=False)
     world.waiting = True
     moments = []
-    while world.now < 60:
+    while world.now < 120:
         watch.check()
         if world.polls > len(moments):
             moments.append(world.now)
         world.now += watch.seconds
-    assert moments == [0.0, 2.0, 4.0, 8.0, 16.0, 30.0]
-    world.waiting = False
+    assert moments == [0.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0]
+    watch.check()
+    # The follower has seen that it waits no longer (``Supervisor.look``).
+    world.now, world.waiting = 125.5, False
     for _ in range(3):
         watch.check()
         world.now += watch.seconds
-    assert world.now == 63.0
+    assert world.now == 128.0
 
 
 @pytest.mark.parametrize("asked_before", [True, False])

@@ -6,6 +6,7 @@ Whatever goes wrong on the way, the last word is still written: each step is don
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import time
 import traceback
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any, Callable
 
 from mlflow_batchai.agent import outcome, protocol, staging
-from mlflow_batchai.agent.attempt import overrides
+from mlflow_batchai.agent.attempt import overrides, slurm_end
 from mlflow_batchai.agent.attempt.phases import Phases
 from mlflow_batchai.agent.layout import node_id
 from mlflow_batchai.agent.outcome import Failure, Stop
@@ -185,7 +186,10 @@ class Ending:
         if stop and stop.kind == protocol.REQUEUE:
             # Who wants the job's end has come while we made room: there will be no next attempt.
             stop = self._peers.wish(stop.queued) or stop
-        verdict = outcome.verdict(outcome.first_cause(failures), stop, attempt=self._layout.paths.attempt)
+        cause = outcome.first_cause(failures)
+        if self._peers.termination and cause and cause.code == protocol.NODE_LOST and not (stop and stop.asked):
+            cause = slurm_end.cause(cause, self._peers.within(math.inf, RECORDS_REST))
+        verdict = outcome.verdict(cause, stop, attempt=self._layout.paths.attempt)
         wish = self._peers.wish(False)
         if wish is None or wish.kind != protocol.CANCEL:
             verdict = self._with_retry(verdict)

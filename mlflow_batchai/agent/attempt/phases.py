@@ -23,6 +23,9 @@ from mlflow_batchai.agent.plan import Plan
 from mlflow_batchai.agent.runtime import Runtime
 from mlflow_batchai.agent.share.base import ENDING, GATHERING, RUNNING, STARTING
 
+# For how long node 0 looks all the time whether the others are ready.
+HASTE_SECONDS = 2.0
+
 
 class Phases:
     """Runs the steps in order; ``run`` returns when all ranks of this node have ended well.
@@ -159,9 +162,13 @@ class Phases:
         """All nodes are ready before any rank starts: Horovod's own waiting is short."""
         self.shipper.keep_saying("ready", node=self.layout.node)
         if self.layout.node == 0:
-            while not self.peers.all_ready():
-                self._wait_a_little()
             address, port = launch.serve()
+            # Nodes that do the same are ready at nearly the same moment.
+            until = time.monotonic() + HASTE_SECONDS
+            while not self.peers.all_ready():
+                if time.monotonic() < until:
+                    self.shipper.look()
+                self._wait_a_little()
             self.layout.attempt.write("rendezvous", self.layout.paths.rendezvous, [{"address": address, "port": port}])
 
     def _run_ranks(self, launch: Launch) -> None:

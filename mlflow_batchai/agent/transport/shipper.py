@@ -210,6 +210,10 @@ class Shipper(threading.Thread):
         with self._lock:
             self._standing = None
 
+    def look(self) -> None:
+        """Read at once what others have said."""
+        self._wake.set()
+
     def note(self, line: str) -> None:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self.log(None, EXECUTION, f"{stamp} {line}\n".encode("utf-8", "backslashreplace"))

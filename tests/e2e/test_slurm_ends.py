@@ -1,0 +1,58 @@
+"""Who ends a job on a real Slurm decides what becomes of it: a person, the time limit, or a job that is more urgent."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from slurm_daemons import SlurmDaemons
+from ssh_world import WAITS, HereClient, config, describe, ended, running
+
+RETRIED = json.dumps({**json.loads(config(2)), "retries": 1})
+
+
+@pytest.fixture
+def here(world: Any, slurm: SlurmDaemons, monkeypatch: pytest.MonkeyPatch) -> Any:
+    world.environment["SLURM_CONF"] = str(slurm.config)
+    yield HereClient(world, monkeypatch)
+    world.wait(lambda: not slurm.ask("squeue", "-h"), what="jobs are left")
+
+
+def cluster(world: Any, **changes: Any) -> None:
+    describe(world, {"engine": "slurm", "root": str(world.root / "node roots"), "exclusive": True, **changes})
+
+
+def test_scancel_ends_the_job(world: Any, here: HereClient, slurm: SlurmDaemons) -> None:
+    """One that would start again if it had failed stays ended; the ranks get their SIGTERM."""
+    cluster(world)
+    here.submit(world.project(WAITS, batchai=RETRIED))
+    run = running(world)
+    number = slurm.ask("squeue", "-h", "-o", "%i").strip()
+    slurm.ask("scancel", number)
+    run = ended(world, run)
+    assert (run.info.status, run.data.tags["batchai.reason"]) == ("KILLED", f"Slurm job {number} was cancelled (scancel)")
+    verdict = world.folder() / "batchai" / "attempts" / "1" / "verdict" / "verdict.json"
+    assert '"by":"agent-0"' in verdict.read_text() and "batchai.attempt" not in run.data.tags
+
+
+def test_scancel_of_a_job_that_waits(world: Any, here: HereClient, slurm: SlurmDaemons) -> None:
+    """No agent ever was there: the follower gives the verdict."""
+    cluster(world, options=["--hold"])
+    run = here.submit(world.project(WAITS, batchai=RETRIED))
+    number = slurm.ask("squeue", "-h", "-o", "%i").strip()
+    slurm.ask("scancel", number)
+    run = ended(world, run)
+    assert (run.info.status, run.data.tags["batchai.reason"]) == ("KILLED", f"Slurm job {number} was cancelled (scancel)")
+
+
+def test_slurms_time_limit(world: Any, here: HereClient, slurm: SlurmDaemons) -> None:
+    """Its end would be the same the next time."""
+    cluster(world)
+    here.submit(world.project(WAITS, batchai=RETRIED))
+    run = running(world)
+    number = slurm.ask("squeue", "-h", "-o", "%i").strip()
+    slurm.ask("scontrol", "update", f"jobid={number}", "EndTime=now+1")
+    run = ended(world, run)
+    assert run.info.status == "FAILED"
+    assert run.data.tags["batchai.reason"].startswith(f"Slurm job {number} has reached Slurm's time limit: raise constraints")
