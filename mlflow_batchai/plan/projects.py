@@ -255,9 +255,9 @@ def _code(
 
 
 def _command(entry: EntryPoint, values: Sequence[Value], source: str) -> str:
-    """The shell line of the entry point, values referred to by their variables."""
+    """The shell line of the entry point; values that are no whole numbers are referred to by their variables."""
     variables = variable_names(value.parameter.name for value in values)
-    numbers = {value.parameter.name for value in values if value.parameter.type == "int"}
+    numbers = {value.parameter.name: value.text for value in values if value.parameter.type == "int"}
     return translate(entry.command, variables, source, numbers, [value.parameter.name for value in values if value.extra])
 
 
