@@ -140,7 +140,7 @@ def _described(
     """The job that would be started; neither the tracking store nor a node is asked."""
     from mlflow_batchai.plan import dryrun, standalone
 
-    prepared = standalone.prepare(document, name, cluster, str(file), options)
+    prepared = standalone.prepare(document, name, cluster, str(file), **options)
     notice(*prepared.warnings, noted=False)
     standalone.check_script(prepared, document.properties, str(file))
     found = dryrun.describe(prepared, cluster, scope.workspace, scope.experiment or DEFAULT_EXPERIMENT)
@@ -167,7 +167,7 @@ def _submitted(
             f" (batchai job delete {name})"
         )
     cluster = load_cluster(cluster_name)
-    prepared = standalone.prepare(document, name, cluster, str(file), options)
+    prepared = standalone.prepare(document, name, cluster, str(file), **options)
     notice(*prepared.warnings)
     standalone.check_script(prepared, document.properties, str(file))
     prepared = submitting.check_prepared(prepared, cluster, notice)

@@ -97,7 +97,7 @@ def create(
     for files in sets:
         upload(share, files, progress)
     places.note(share, prepared.plan.folder_prefix)
-    segment = place_of(request.workspace, request.experiment_name, prepared.name, prepared.job_id)
+    segment = place_of(request.workspace, request.experiment_name, prepared.plan.name, prepared.plan.job)
     folder = "/".join(part for part in (prepared.plan.folder_prefix, segment) if part)
     mlflow = runs.client(request.tracking)
     with contextlib.ExitStack() as undo:
@@ -113,11 +113,10 @@ def create(
         undo.enter_context(run_fails_with_it(request.tracking, run_id))
         if request.unique and not index.is_first(mlflow, run):
             mlflow.delete_run(run_id)  # so that it doesn't take the name
-            raise UsageError(f"somebody else has just started a job '{prepared.name}' in '{request.experiment_name}'")
+            raise UsageError(f"somebody else has just started a job '{prepared.plan.name}' in '{request.experiment_name}'")
         plan = replace(
             prepared.plan,
             secret_variables=tuple(sorted(prepared.secrets)),
-            name=prepared.name,
             cluster=cluster.name,
             workspace=request.workspace,
             experiment=request.experiment_name,
@@ -153,7 +152,7 @@ def _tags(prepared: Prepared, cluster: Cluster, request: RunRequest) -> dict[str
     placed = {runs.TAG_RESOURCE_GROUP: group, runs.TAG_CLUSTER_ID: _cluster_id(cluster)}
     usual = (config.RESOURCE_GROUP, arm_id(group, request.workspace, "clusters", cluster.name))
     return {
-        runs.TAG_JOB: prepared.name,
+        runs.TAG_JOB: prepared.plan.name,
         runs.TAG_CLUSTER: cluster.name,
         runs.TAG_WORKSPACE: request.workspace,
         runs.TAG_SHARE: cluster.share.url,
@@ -206,7 +205,7 @@ class Ready:
         file = self.source.project.python_env or self.source.project.conda_env
         python = file.name if file and plan.environment else container.image if container else cluster.python
         return (
-            f"job {self.prepared.name}: {plan.node_count} node(s) of cluster {cluster.name}, {plan.ranks} rank(s), "
+            f"job {self.prepared.plan.name}: {plan.node_count} node(s) of cluster {cluster.name}, {plan.ranks} rank(s), "
             f"training with {python}"
         )
 

@@ -37,14 +37,14 @@ def describe(prepared: Prepared, cluster: Cluster, workspace: str, experiment: s
     Args:
         experiment: its name.
     """
-    segment = place_of(workspace, experiment, prepared.name, JOB)
+    segment = place_of(workspace, experiment, prepared.plan.name, JOB)
     folder = "/".join(part for part in (prepared.plan.folder_prefix, segment) if part)
     plan = replace(prepared.plan, job=JOB, run_id=RUN, segment=segment, folder=folder)
     request = StartRequest(JOB, protocol.job_mark(JOB, 1), folder, 1, plan.node_count, {}, terms_of(plan))
     commands = cluster.engine.render(request)
     files = [*prepared.code, *prepared.inputs, *prepared.tools]
     return {
-        "name": prepared.name,
+        "name": prepared.plan.name,
         "cluster": cluster.name,
         "workspace": workspace,
         "experimentName": experiment,

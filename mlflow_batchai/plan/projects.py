@@ -140,37 +140,41 @@ def prepare(
         given,
         staged,
         container,
+        registry,
         training_environment(project, env_manager, cluster),
         system_seconds=None if config.system_metrics is None else config.system_metrics.total_seconds(),
-        options={
-            "metrics": tuple(MetricRule(rule.name, rule.regex, rule.step) for rule in config.metrics),
-            "model": _model(config.model) if config.model else None,
-            "retries": config.retries,
-            "min_nodes": config.min_nodes,
-            "terminate_seconds": config.terminate_grace.total_seconds(),
-            "relay_seconds": config.relay_deadline.total_seconds(),
-            "all_ranks": config.ranks == "all",
-            "artifacts": Artifacts(config.artifacts.checkpoints, config.artifacts.exclude),
-            "umask": config.umask,
-            "notify": config.notify.planned if config.notify else None,
-            "scheduler_options": config.slurm.words,
-        },
     )
-    planned = plan_job(program, properties, config, cluster, source)
+    prepared, secret_texts = plan_job(program, properties, config, cluster, source)
+    plan = replace(
+        prepared.plan,
+        name=config.name or f"{slug(project.name)}-{prepared.plan.job[:6]}",
+        metrics=tuple(MetricRule(rule.name, rule.regex, rule.step) for rule in config.metrics),
+        model=_model(config.model) if config.model else None,
+        retries=config.retries,
+        min_nodes=config.min_nodes,
+        terminate_seconds=config.terminate_grace.total_seconds(),
+        relay_seconds=config.relay_deadline.total_seconds(),
+        all_ranks=config.ranks == "all",
+        artifacts=Artifacts(config.artifacts.checkpoints, config.artifacts.exclude),
+        umask=config.umask,
+        notify=config.notify.planned if config.notify else None,
+        scheduler_options=config.slurm.words,
+    )
     # Without its quotes an argument may say what the command line, as it is written, doesn't.
-    refuse_secrets({"command": list(entry.arguments.values())}, planned.secret_texts, source, program.where)
+    spoken = {**plan.record(), "command": [plan.command, *entry.arguments.values()]}
+    refuse_secrets(spoken, secret_texts, source, program.where)
     image = container.image if container else None
-    warnings = [*unused_environment(project, env_manager, cluster, image), *notices, *planned.warnings]
+    warnings = [*unused_environment(project, env_manager, cluster, image), *notices, *prepared.warnings]
     if like is None:
-        code, notices = _code(project, entry, cluster, planned.secret_texts, documents)
+        code, notices = _code(project, entry, cluster, secret_texts, documents)
         warnings += notices
-        changes = since_commit(project.directory, code, planned.secret_texts)
+        changes = since_commit(project.directory, code, secret_texts)
         wheels, notices = choose_wheels(program.environment, project.directory, cluster.share)
         warnings += notices
     else:
         code, changes = list(like.code), like.changes
         wheels = dict(like.plan.wheels)
-    plan = replace(planned.plan, wheels=wheels, code=tuple(file.entry() for file in code))
+    plan = replace(plan, wheels=wheels, code=tuple(file.entry() for file in code))
     plan = replace(plan, preparation_cache=preparation_cache(plan, config.cache_preparation, source))
     if config.cache_preparation is not False and not plan.preparation:
         warnings.append(f"{source}: cachePreparation plays no part without properties.jobPreparation")
@@ -185,19 +189,15 @@ def prepare(
         sum(file.size for file in code),
     )
     plan = replace(plan, rerun=replace(rerun, lacks=_lacks(project, code, rerun.size, config.artifacts.code)))
-    return Prepared(
-        config.name or f"{slug(project.name)}-{plan.job[:6]}",
-        plan.job,
-        project.name,
-        plan,
-        document,
-        {**entry.arguments, **{value.parameter.name: value.text for value in values}},
-        {**copied_variables(project, cluster.document), **planned.secrets},
-        {"volumes": planned.credentials, "setup": planned.setup, "registry": registry},
-        planned.seconds,
-        code,
-        inputs,
-        warnings,
+    return replace(
+        prepared,
+        plan=plan,
+        document=document,
+        parameters={**entry.arguments, **{value.parameter.name: value.text for value in values}},
+        secrets={**copied_variables(project, cluster.document), **prepared.secrets},
+        code=code,
+        inputs=inputs,
+        warnings=warnings,
         changes=changes,
         told=config.notify.written_out if config.notify else {},
     )

@@ -16,6 +16,7 @@ LEAST_LENGTH = 6
 LARGEST_DOCUMENT = 1 << 20
 STORAGE_KEYS = ("accountKey", "sasToken")
 _PLACES = {
+    "name": "the job's name",
     "environmentVariables": "properties.environmentVariables",
     "preparation": "properties.jobPreparation.commandLine",
     "parameters": "a parameter",
@@ -118,7 +119,7 @@ def refuse_secrets(record: Mapping[str, Any], secrets: Collection[str], source: 
         DocumentError: where it stands.
     """
     values = [value for value in secrets if len(value) >= LEAST_LENGTH]
-    for key, text in _texts({name: value for name, value in record.items() if name not in ("secretNames", "code")}):
+    for key, text in _texts({**record, "secretNames": (), "code": ()}):
         if any(value in text for value in values):
             place = {**_PLACES, "command": command}.get(key, key)
             raise DocumentError(

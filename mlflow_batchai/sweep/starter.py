@@ -140,8 +140,8 @@ class JobStarter:
         ready = submitting.check(ready, self._say)
         name = plan.job_name(number)
         # The sweep's end is told, not that of each job.
-        quiet = dataclasses.replace(ready.prepared.plan, notify=Notify())
-        ready = dataclasses.replace(ready, prepared=dataclasses.replace(ready.prepared, name=name, plan=quiet))
+        quiet = dataclasses.replace(ready.prepared.plan, name=name, notify=Notify())
+        ready = dataclasses.replace(ready, prepared=dataclasses.replace(ready.prepared, plan=quiet))
         experiment = runs.client(sweep.tracking).get_experiment(sweep.experiment_id)
         return submitting.submit(ready, sweep.tracking, experiment, name, tags=sweep.job_tags(number))
 

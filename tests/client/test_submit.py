@@ -54,11 +54,10 @@ def scene(store_template, tmp_path, monkeypatch):
     experiment = mlflow.create_experiment("My exp/1", artifact_location=(tmp_path / "artifacts").as_uri())
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "train.py").write_text("1", encoding="utf-8")
-    plan = bare_plan(folder_prefix="logs", volumes=(Volume("cluster", "share", "link"),))
+    volumes = (Volume("cluster", "share", "link"),)
+    plan = bare_plan(folder_prefix="logs", volumes=volumes, name="toy-012345", job="0123456789")
     code = scan(tmp_path / "project")
-    prepared = Prepared(
-        "toy-012345", "0123456789", "toy", plan, {}, {"lr": "0.1"}, {"TOKEN": "hush-hush"}, {}, 60.0, code, [], []
-    )
+    prepared = Prepared(plan, {"TOKEN": "hush-hush"}, {}, 60.0, [], parameters={"lr": "0.1"}, code=code)
     cluster = SimpleNamespace(
         name="local",
         document=ClusterDocument(),
