@@ -96,11 +96,7 @@ def gc(older_than: float, cluster: str | None, dry_run: bool, yes: bool) -> list
 
 
 def _free(items: Sequence[Item]) -> list[dict[str, Any]]:
-    """Free all that will go.
-
-    Raises:
-        BatchAIError: something could not be freed; all else was.
-    """
+    """Free all that will go. Raises BatchAIError: something could not be freed; all else was."""
     freed, errors = [], []
     for item in items:
         try:

@@ -27,8 +27,6 @@ class NoFolderError(JobError):
     """No plan lies where a run says that its job lies: nothing of it was started, or nothing is left.
 
     Attributes:
-        name: the job's.
-        run_id: its run's.
         unstarted: whether the run still waits for it to be started.
         run_ended: whether the run has ended.
     """
@@ -48,10 +46,6 @@ class NoFolderError(JobError):
 
 def find(name: str, tracking: Tracking, workspace: str | None = None, experiment_id: str | None = None) -> Submitted:
     """A job that was submitted earlier, by its name or run id.
-
-    Args:
-        workspace: the one that it must stand under; None: any.
-        experiment_id: likewise.
 
     Raises:
         JobNotFoundError: there is none.

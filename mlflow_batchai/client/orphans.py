@@ -53,10 +53,7 @@ class Candidate:
     Attributes:
         submitted: the job; None: it can't be looked at.
         state: its execution state; None: not known.
-        reason: why it is in that state.
-        follower: who relays it, as far as that was seen.
         result: None: not known yet.
-        detail: the same as a sentence.
     """
 
     name: str
@@ -100,10 +97,6 @@ def look_after(found: Sequence[Run], tracking: Tracking, say: Say) -> Iterator[C
     """Give each of these jobs a follower if it has none; yields each as soon as it is known what became of it.
 
     What goes wrong with one holds up no other.
-
-    Args:
-        found: runs of jobs.
-        say: told when there is something to wait for.
     """
     candidates = _opened(found, tracking)
     yield from _judged(candidates)
@@ -191,8 +184,7 @@ def _judge(candidate: Candidate) -> None:
 
 
 def _lacking(candidate: Candidate) -> str:
-    """What we lack to start the next attempt of a job: a follower would only say so and end, at every look again. Empty:
-    nothing, or the attempt was started."""
+    """What we lack to start the next attempt of a job: a follower would only say so and end, at every look again. Empty:"""
     job = candidate.found.job
     if candidate.state != protocol.QUEUED or job.attempt == 1 or job.handle() is not None or job.is_begun():
         return ""
@@ -207,9 +199,6 @@ def wait(candidates: Sequence[Candidate], say: Say) -> Iterator[Candidate]:
     """Wait until the runs of these jobs are finished, keeping a follower with each; yields each as it is.
 
     One that can't be seen to its end is yielded too, as UNSEEN.
-
-    Args:
-        say: told when a share is away.
     """
     left = [(candidate, runner.Patience(candidate.found.job, say)) for candidate in candidates if _waits(candidate)]
     while left:

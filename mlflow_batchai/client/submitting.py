@@ -58,7 +58,6 @@ class RunRequest:
 
     Attributes:
         tags: MLflow's own tags of the run.
-        run_id: an existing run to use, or None.
         resource_group: part of the job's id; None: the default one.
         unique: whether its workspace and experiment may have no other job of that name.
     """
@@ -83,9 +82,6 @@ def create(
 
     Args:
         progress: told (bytes sent, bytes to send) while files go up.
-
-    Raises:
-        BatchAIError: it could not be submitted.
     """
     share = cluster.share
     sets = (prepared.code, prepared.inputs, prepared.tools)
@@ -175,10 +171,8 @@ class Source:
     """A project with the documents that say how it is to run.
 
     Attributes:
-        uri: as the user wrote it.
         config: batchai.yaml with the user's own settings over it.
         name: what the configuration is called in messages.
-        documents: files that it was read from.
     """
 
     uri: str
@@ -225,12 +219,8 @@ def read(
         uri: a folder, a git repository or an archive, ``#folder`` behind it for a folder inside.
         version: git commit or branch, or None.
         settings: over the keys of batchai.yaml; ``config`` names a file that is over it as well.
-        say: told every warning.
         settings_name: what ``settings`` are called in messages.
         entry: what is run instead of an entry point of the project.
-
-    Raises:
-        BatchAIError: it can't be had, or is wrong.
     """
     project = load_project(_fetch(uri, version))
     entry = entry or find_entry_point(project, entry_point)
@@ -252,8 +242,6 @@ def prepare(
     """Work out one job of a project; no node is asked.
 
     Args:
-        env_manager: MLflow's ``--env-manager``.
-        say: told every warning.
         cwd: where relative paths start from; default: the current folder.
         like: another job of the same source, whose code is taken as it was then.
 
@@ -286,9 +274,6 @@ def check(ready: Ready, say: Say) -> Ready:
 def check_prepared(prepared: Prepared, cluster: Cluster, say: Say) -> Prepared:
     """Ask the cluster's nodes whether they can run the job; the same job, with what they lack and are sent.
 
-    Args:
-        say: told every warning.
-
     Raises:
         BatchAIError: they can't.
     """
@@ -304,9 +289,6 @@ def choose_experiment(tracking: runs.Tracking, source: Source, experiment_id: st
     """The experiment: the one that was named, else batchai.yaml's, else config.yaml's, else MLflow's default.
 
     One that isn't there yet is made.
-
-    Args:
-        experiment_id: the one that was named.
     """
     mlflow = runs.client(tracking)
     chosen = source.config.experiment or default("experiment")
@@ -360,7 +342,6 @@ def submit(
     Args:
         run_id: a run that is there, to be used for it.
         tags: besides those that every run of a job has.
-        progress: told (bytes sent, bytes to send) while files go up.
 
     Raises:
         BatchAIError: it could not be submitted; nothing of it is left running.
@@ -397,7 +378,6 @@ def run(
     Raises:
         JobFailedError: the job has not succeeded.
         JobDetachedError: a signal, or a person, says to leave it; it goes on.
-        BatchAIError: it could not be submitted; nothing of it is left running.
     """
     signals = Signals(asks=True)
     with signals.installed() if attended else contextlib.nullcontext():

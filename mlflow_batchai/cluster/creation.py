@@ -25,9 +25,7 @@ def create(
 
     Args:
         data: its document, as plain data; secrets in it are kept as they stand, in a file for this user only.
-        source: where it comes from, for messages.
         record: where it belongs, and since when it is there.
-        say: told of warnings.
         check: raises BatchAIError if no job could use the cluster.
 
     Raises:

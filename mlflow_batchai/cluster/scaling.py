@@ -32,8 +32,6 @@ class Queued(NamedTuple):
 
     Attributes:
         folder: its folder on the control share, empty if an earlier version of us submitted it.
-        nodes: names of the nodes that it has or waits for.
-        started: whether it has them all.
     """
 
     name: str
@@ -91,7 +89,6 @@ class Waits(NamedTuple):
 
     Attributes:
         behind: names of the jobs before it on its nodes.
-        why: in a few words, for people.
     """
 
     behind: tuple[str, ...]
@@ -99,11 +96,7 @@ class Waits(NamedTuple):
 
 
 def waits(job: Job) -> Waits:
-    """Ask the nodes why a queued job waits.
-
-    Raises:
-        BatchAIError: its cluster isn't known here, or its nodes can't be asked.
-    """
+    """Ask the nodes why a queued job waits. Raises BatchAIError: its cluster isn't known here, or its nodes can't be asked."""
     cluster, _ = clusters.load(job.plan.cluster)
     try:
         census = cluster.scalable.census()
@@ -128,11 +121,7 @@ def closed(census: Census) -> set[int]:
 
 
 class WhyQueued:
-    """Ask the nodes now and then, in the background, why a queued job waits.
-
-    Args:
-        clock: seconds.
-    """
+    """Ask the nodes now and then, in the background, why a queued job waits."""
 
     def __init__(self, job: Job, clock: Callable[[], float] = time.monotonic) -> None:
         self._job = job

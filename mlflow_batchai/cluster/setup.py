@@ -15,9 +15,6 @@ from mlflow_batchai.job.places import CONTROL_MOUNT, locate, mount_points, slug
 def check(setup: NodeSetup, where: str) -> None:
     """Refuse a setup task that could not be run, or whose logs could not be written.
 
-    Args:
-        where: what messages call the document.
-
     Raises:
         NotSupportedError: a secret of it lies in a Key Vault.
         DocumentError: its logs would lie on no volume of the cluster.

@@ -42,7 +42,6 @@ def translate(
     Args:
         template: the MLproject's command: ``{name}`` placeholders, ``{{`` and ``}}`` for braces.
         variables: parameter -> variable.
-        source: names the entry point in messages.
         numbers: parameter -> its value, of those that were checked to be whole numbers.
         extras: parameters that the template doesn't know: ``--name value`` behind it, as MLflow has it.
 
@@ -171,7 +170,6 @@ class _Line:
 
     Args:
         texts: variables that hold text -> their parameters.
-        source: names the entry point in the message.
         extras: parameters that nobody has declared.
     """
 
@@ -186,11 +184,7 @@ class _Line:
         self._flows = False
 
     def last_words(self) -> list[str]:
-        """Check all commands; the words of the last one.
-
-        Raises:
-            ProjectError: a text may be run.
-        """
+        """Check all commands; the words of the last one. Raises ProjectError: a text may be run."""
         if _LAST_ARGUMENT.search(self._text):
             raise self._error((), "in a line with $_")
         while True:

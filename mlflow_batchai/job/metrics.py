@@ -82,7 +82,6 @@ class Names:
     """Under which name each metric is stored, and what there is to tell of that.
 
     Args:
-        memory: what ``remember`` returned in an earlier process.
         known: keys that it had given by then.
     """
 
@@ -141,14 +140,10 @@ class MetricFold:
     """Turns records into points, each (key, step) once.
 
     Args:
-        rules: the plan's.
-        memory: what ``remember`` returned in an earlier process.
         same_attempt: whether that was in this attempt.
 
     Attributes:
-        names: under which metrics are stored.
         repeated: how many values came for a step that had one.
-        unread: how many were no numbers.
         refused: sentences on rules that can't be used: a share may have changed them since they were checked.
     """
 
@@ -360,7 +355,6 @@ class Pace(NamedTuple):
 
     Attributes:
         epoch: the one that is being trained, from 1.
-        epochs: how many there will be.
         end: when the last of them will have ended, as it goes: milliseconds since the epoch; None: that can't be told yet.
     """
 

@@ -19,8 +19,6 @@ class SampleFold:
     A node's samples are numbered through all attempts of the job, from 0: these are the steps.
 
     Args:
-        nodes: how many nodes the attempt has.
-        memory: what ``remember`` returned in an earlier process.
         same_attempt: whether that was in this attempt.
 
     Attributes:

@@ -18,8 +18,6 @@ def filled(text: str, account: str, at: str, key: str) -> str:
 
     Args:
         account: what it stands for; empty: nobody said.
-        at: the place in the document.
-        key: of the text.
 
     Raises:
         DocumentError: it has the placeholder, and nobody said.

@@ -40,7 +40,6 @@ def since_commit(folder: Path, code: Sequence[StagedFile], secret_texts: Collect
     Files that are not sent are no part of it, and neither is a file that holds a secret, or has held one when it was committed.
 
     Args:
-        code: what is sent to the nodes.
         secret_texts: every text that must stand nowhere.
 
     Returns:

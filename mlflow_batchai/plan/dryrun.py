@@ -33,9 +33,6 @@ def describe(prepared: Prepared, cluster: Cluster, workspace: str, experiment: s
     """The job as plain data: what each node and each rank would run, with which environment, mounts and files.
 
     Nothing is made, no node is asked, and secrets are asterisks.
-
-    Args:
-        experiment: its name.
     """
     segment = place_of(workspace, experiment, prepared.plan.name, JOB)
     folder = "/".join(part for part in (prepared.plan.folder_prefix, segment) if part)

@@ -66,9 +66,6 @@ def choose_setup(cluster: Cluster, volumes: Sequence[Volume]) -> tuple[SetupTask
 
     ``logs`` says where its output goes: the index of a volume, or null for the control share, and the path there. Secrets stand
     there by name only.
-
-    Args:
-        volumes: the plan's.
     """
     task = cluster.document.node_setup.setup_task
     if task is None:
@@ -95,11 +92,9 @@ class Program:
     """The program of a job, whatever document describes it.
 
     Attributes:
-        command: the shell line of every rank.
         where: what messages call it.
         parameters: variable -> value, of parameters that ranks are given as text.
         inputs: those that they are given as files, as in the plan.
-        container: what it runs in, as in the plan, or None.
         registry: who pulls the container's image, or None.
         environment: ``python_env.yaml`` as nodes build it, or None.
         python: the training interpreter, None: the cluster's.
@@ -124,7 +119,6 @@ def plan_job(
 
     Args:
         document: all that was written, for the secrets in it.
-        source: its name in messages.
 
     Raises:
         BatchAIError: anything that would keep the job from running and can be seen from here.

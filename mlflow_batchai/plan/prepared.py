@@ -64,7 +64,6 @@ class Prepared:
         credentials: ``volumes`` (index -> what opens it), ``setup`` (variable -> value, of the cluster's setup task) and
             ``registry`` (who pulls the image, or None); never written.
         seconds: how long the job may take, with its waiting.
-        warnings: sentences to print.
         document: the job document as submitted, secrets masked.
         parameters: parameter -> value as the user typed it, for MLflow.
         tools: programs that its nodes lack.

@@ -112,10 +112,6 @@ def prepare(
 
     Args:
         config: batchai.yaml with ``--backend-config`` merged over it.
-        cwd: where relative ``path`` parameters start from.
-        env_manager: MLflow's ``--env-manager``.
-        source: the document's name in messages.
-        documents: files that the configuration was read from.
         like: a job of the same project and configuration, with other values, whose code is taken, whatever has changed since.
 
     Raises:
@@ -232,9 +228,6 @@ def _code(
     project: MLProject, entry: EntryPoint, cluster: Cluster, secret_texts: Collection[str], documents: Collection[Path]
 ) -> tuple[list[StagedFile], list[str]]:
     """(the project's files that go to the nodes, sentences on those that stay here).
-
-    Args:
-        secret_texts: every text that must stand nowhere.
 
     Raises:
         ProjectError: a file can't be read, or the command's own holds a secret.

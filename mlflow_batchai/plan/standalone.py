@@ -40,8 +40,6 @@ def prepare(
     """Work out the whole job.
 
     Args:
-        name: the job's.
-        source: the document's file, for messages.
         retries, min_nodes, umask: as in the plan; a document has no keys for them.
 
     Raises:

@@ -40,7 +40,6 @@ class Chosen(NamedTuple):
     Attributes:
         credentials: index of a volume, as text -> what opens it on nodes (``key`` or ``sas``), and the ``endpoint`` that it is
             for; never written anywhere.
-        warnings: sentences to print.
     """
 
     volumes: list[Volume]
@@ -55,7 +54,6 @@ def choose_volumes(properties: JobProperties, cluster: Cluster, source: str, sec
     """Choose the volumes that the job and its cluster mount.
 
     Args:
-        source: the job document's name in messages.
         seconds: how long what nodes are given has to open their volumes.
 
     Raises:
@@ -82,9 +80,6 @@ class _Chooser:
     Args:
         seconds: how long what nodes are given has to open them; ``LOOKS``: no SAS is made, which may need
             the network.
-
-    Attributes:
-        warnings: sentences to print.
     """
 
     def __init__(self, cluster: Cluster, seconds: float) -> None:
@@ -233,11 +228,7 @@ class _Chooser:
             raise DocumentError(f"{at}: {error}") from error
 
     def _mounted(self, location: AzureLocation, at: str, file_mode: str, directory_mode: str) -> tuple[Volume, dict[str, str]]:
-        """A share that Azure serves, as the cluster mounts it.
-
-        Raises:
-            DocumentError: the cluster can't open it.
-        """
+        """A share that Azure serves, as the cluster mounts it. Raises DocumentError: the cluster can't open it."""
         how = self._cluster.mount or "rclone"
         volume = Volume(
             "",
@@ -302,9 +293,7 @@ class _Chooser:
         """A folder in place of an Azure share, or of a blob container.
 
         Args:
-            what: its name for people.
             name: the folder's, below the account's.
-            at: where the document has it.
         """
         cluster = self._cluster
         assert cluster.file_shares

@@ -306,7 +306,6 @@ def watch(sweep: Sweep, process: int | None, console: JobConsole, signals: Signa
     """Tell how the sweep's jobs end, until its run has ended; its results and the run's status.
 
     Args:
-        process: of the driver that we have started.
         signals: the first Ctrl-C ends the sweep, or leaves it if signals don't cancel; other signals leave it.
 
     Raises:

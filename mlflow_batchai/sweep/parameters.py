@@ -64,11 +64,7 @@ class Range:
 
     @property
     def count(self) -> int:
-        """How many numbers it has.
-
-        Raises:
-            UsageError: it has no steps.
-        """
+        """How many numbers it has. Raises UsageError: it has no steps."""
         if self.step is None:
             raise UsageError(
                 f"{self.text} has no steps, so a grid can't have all of its numbers: LOW..HIGH:STEP, or --sampler random or tpe"

@@ -40,13 +40,10 @@ def plan_sweep(
 
     Args:
         project: its address, as the user wrote it.
-        say: told each warning.
-        backend_config: settings over batchai.yaml: JSON, or a file.
         fields: those of the plan that the user has given; None: they follow from the project.
 
     Raises:
         UsageError: what would be kept with the sweep's run holds a secret, or the name can't be used.
-        BatchAIError: as ``check``.
     """
     settings = {**settings_from(backend_config), **({"cluster": cluster} if cluster else {})}
     plan = SweepPlan(
@@ -109,7 +106,6 @@ class JobStarter:
 
     Raises:
         JobError: the project has changed, or another user began the sweep.
-        BatchAIError: as ``check``.
     """
 
     def __init__(self, sweep: Sweep, say: Say) -> None:

@@ -47,9 +47,7 @@ class SweepPlan:
         parallel: the most jobs at once that have not ended.
         metric: what jobs are compared by; None: a usual one.
         mode: whether less or more is better; None: by the metric's name.
-        code: the hash of the project's files.
         space: what Optuna chooses from when a job is started: parameter -> values, or a range.
-        seed: Optuna's.
         stop: whether jobs that fall behind the median are ended.
         told: of which ends batchai.yaml has people told; None: it says nothing.
     """
@@ -125,11 +123,7 @@ def _signed(run_id: str, text: str) -> tuple[str, str]:
 
 
 def of_run(run: Run, tracking: Tracking) -> Sweep:
-    """The sweep of a parent run.
-
-    Raises:
-        JobError: its plan can't be read.
-    """
+    """The sweep of a parent run. Raises JobError: its plan can't be read."""
     run_id = str(run.info.run_id)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(runs.client(tracking).download_artifacts(run_id, PLAN, folder))
@@ -183,8 +177,6 @@ class Seen:
     """A sweep as its runs say that it is.
 
     Attributes:
-        status: of the parent run.
-        tags: of the parent run.
         jobs: number -> run of each job that was started; the run may be deleted since.
         active: numbers of jobs that have not ended.
         unstarted: numbers of jobs that are to be started.
@@ -203,11 +195,7 @@ class Seen:
 
 
 def look(mlflow: MlflowClient, sweep: Sweep) -> Seen:
-    """Look at the runs of a sweep, deleted ones too, by one search.
-
-    Raises:
-        JobError: the parent run is deleted.
-    """
+    """Look at the runs of a sweep, deleted ones too, by one search. Raises JobError: the parent run is deleted."""
     found = index.deleted_too(mlflow, sweep.experiment_id, f"tags.`{TAG_SWEEP}` = '{sweep.run_id}'")
     # If a job has a deleted run and another one, the other one counts.
     found.sort(key=lambda run: str(run.info.lifecycle_stage), reverse=True)

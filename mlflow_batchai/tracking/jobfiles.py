@@ -48,11 +48,7 @@ class JobFiles:
         return self._environment
 
     def send(self) -> list[str]:
-        """Send what is there and was not sent; sentences on what stays out of it.
-
-        Raises:
-            ShareError: it can't be read.
-        """
+        """Send what is there and was not sent; sentences on what stays out of it. Raises ShareError: it can't be read."""
         files: dict[str, str | bytes] = {}
         if not self._sent:
             files = self._files()

@@ -60,12 +60,7 @@ class Relay:
     """Moves the events, logs, outputs and model of one attempt of a job into its run.
 
     Args:
-        job: the job, at that attempt.
-        client: an MLflow client of the run's store.
         lease: acquired already; its memory is where we go on. Of an earlier attempt's all stays but how far it had come.
-
-    Attributes:
-        notes: sentences for the run.
     """
 
     def __init__(self, job: Job, client: MlflowClient, lease: Lease) -> None:
