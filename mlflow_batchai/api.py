@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mlflow_batchai.client import lookup, submitting
 from mlflow_batchai.client.console import JobConsole
@@ -14,9 +14,6 @@ from mlflow_batchai.client.submitted import SubmittedJob
 from mlflow_batchai.documents.batchai import merge
 from mlflow_batchai.follower import detached
 from mlflow_batchai.tracking import runs, stores
-
-if TYPE_CHECKING:
-    from mlflow.entities import Experiment
 
 
 def submit(
@@ -72,7 +69,7 @@ def submit(
         console.say(ready.sentence)
         given = {**submitting.parent_tags(tracking, run_id), **(tags or {})}
         with contextlib.closing(console):
-            where = _experiment(tracking, source, experiment)
+            where = submitting.choose_experiment(tracking, source, experiment)
             submitted = submitting.submit(ready, tracking, where, run_name, run_id, given, console.transfer)
     job = SubmittedJob(submitted)
     console.say(f"run {job.run_id}: {job.url or tracking.uri}")
@@ -109,14 +106,3 @@ def _tracking(uri: str | None) -> runs.Tracking:
     import mlflow
 
     return runs.absolute(uri or mlflow.get_tracking_uri(), Path.cwd())
-
-
-def _experiment(tracking: runs.Tracking, source: submitting.Source, name: str | None) -> Experiment:
-    if name is not None:
-        return submitting.experiment_named(tracking, name)
-    # mlflow.set_experiment sets the first of them, as people may for programs.
-    if told := os.environ.get("MLFLOW_EXPERIMENT_ID"):
-        return submitting.choose_experiment(tracking, source, told)
-    if told := os.environ.get("MLFLOW_EXPERIMENT_NAME"):
-        return submitting.experiment_named(tracking, told)
-    return submitting.choose_experiment(tracking, source)

@@ -145,7 +145,7 @@ def _experiment(
     """MLflow gives its default experiment for one that nobody named, which batchai.yaml may name instead."""
     named = any(command_line.get(key) for key in ("experiment_name", "experiment_id"))
     given = named or experiment_id != submitting.DEFAULT_EXPERIMENT
-    return submitting.choose_experiment(tracking, source, experiment_id if given else None)
+    return submitting.choose_experiment(tracking, source, experiment_id=experiment_id if given else None)
 
 
 def _refuse_unusable(backend_config: Mapping[str, Any]) -> None:

@@ -114,7 +114,7 @@ def create(
 
     Options win over the document. Without either it has two nodes on this machine.
     """
-    from mlflow_batchai.cluster import creation, states
+    from mlflow_batchai.cluster import creation
     from mlflow_batchai.documents.cluster import ClusterRecord
     from mlflow_batchai.documents.reading import read
     from mlflow_batchai.plan.volumes import cluster_volumes
@@ -136,8 +136,7 @@ def create(
     made = creation.create(name, data, source, record, notice, cluster_volumes)
     if use_auto_storage:
         accounts.open_account(AUTO_ACCOUNT).create(AUTO_NAME)
-    # As Batch AI answered: the cluster is accepted, and nobody has asked its nodes yet.
-    return states.show(made, None)
+    return _shown(made)
 
 
 @cluster.verb("show", COLUMNS, example="batchai cluster show -n nc6cluster -o table")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from datetime import timedelta
 from operator import itemgetter
@@ -105,10 +104,7 @@ def run(
     }
     plan, ready = plan_sweep(project, combinations, notice, **options)
     store = tracking()
-    if experiment_name:
-        experiment = submitting.experiment_named(store, experiment_name)
-    else:
-        experiment = submitting.choose_experiment(store, ready.source, os.environ.get("MLFLOW_EXPERIMENT_ID") or None)
+    experiment = submitting.choose_experiment(store, ready.source, experiment_name)
     tags = runs.source_tags(plan.uri, plan.entry_point, ready.source.project.directory, runner.user())
     signals = Signals()
     with signals.installed():  # half a sweep would be left as it is

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import shutil
 import zipfile
@@ -285,16 +286,19 @@ def check_prepared(prepared: Prepared, cluster: Cluster, say: Say) -> Prepared:
     return prepared.with_tools(checked.missing)
 
 
-def choose_experiment(tracking: runs.Tracking, source: Source, experiment_id: str | None = None) -> Experiment:
-    """The experiment: the one that was named, else batchai.yaml's, else config.yaml's, else MLflow's default.
+def choose_experiment(
+    tracking: runs.Tracking, source: Source, name: str | None = None, experiment_id: str | None = None
+) -> Experiment:
+    """The experiment that was named, else MLflow's own variables', batchai.yaml's, config.yaml's, else MLflow's default.
 
-    One that isn't there yet is made.
+    One that isn't there yet is made, if it is called by its name.
     """
-    mlflow = runs.client(tracking)
-    chosen = source.config.experiment or default("experiment")
-    if experiment_id is None and chosen:
-        return experiment_named(tracking, chosen)
-    return mlflow.get_experiment(experiment_id or DEFAULT_EXPERIMENT)
+    # mlflow.set_experiment sets the first of them, as people may for programs.
+    told = experiment_id or (os.environ.get("MLFLOW_EXPERIMENT_ID") if not name else None)
+    name = name or os.environ.get("MLFLOW_EXPERIMENT_NAME") or source.config.experiment or default("experiment")
+    if name and not told:
+        return experiment_named(tracking, name)
+    return runs.client(tracking).get_experiment(told or DEFAULT_EXPERIMENT)
 
 
 def experiment_named(tracking: runs.Tracking, name: str) -> Experiment:

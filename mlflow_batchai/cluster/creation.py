@@ -55,7 +55,6 @@ def create(
     except BatchAIError:
         records.delete(name)
         raise
-    made.engine.close()
     return made
 
 

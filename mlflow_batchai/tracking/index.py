@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, cast
 from mlflow_batchai.errors import BatchAIError, JobNotFoundError, TrackingError
 from mlflow_batchai.job import signing
 from mlflow_batchai.job.jobs import pause_after
-from mlflow_batchai.terminal import shown
 from mlflow_batchai.tracking import experiments as stored
+from mlflow_batchai.tracking import stores
 from mlflow_batchai.tracking.reading import Page
 from mlflow_batchai.tracking.runs import (
     TAG_CANCEL,
@@ -36,7 +36,6 @@ PAGE, MOST = 1000, 10_000
 SAME_NAME = 50
 TERMINATED = "terminated"
 NOT_ENDED = " AND ".join(f"attributes.status != '{status}'" for status in ("FINISHED", "FAILED", "KILLED"))
-LONGEST_WHY = 300
 # How often it is asked which jobs are to end.
 CANCEL_SECONDS = 5.0
 # The fewest runs for which all are asked for at once, and how long one that has asked counts as one that asks.
@@ -202,17 +201,8 @@ def unended(tracking: Tracking) -> list[Run]:
     except BatchAIError:
         raise
     except Exception as error:  # MLflow raises whatever its store raises
-        raise TrackingError(f"the tracking store {tracking.uri} can't be asked: {_why(error)}") from error
+        raise TrackingError(f"the tracking store {tracking.uri} can't be asked: {stores.sentence(error)}") from error
     return found
-
-
-def _why(error: BaseException) -> str:
-    """First cause of an error in one line: MLflow's own message repeats it for each layer."""
-    first = error
-    while (below := first.__cause__ or first.__context__) is not None:
-        first = below
-    text = first.strerror if isinstance(first, OSError) and first.strerror else str(first) or str(error) or type(error).__name__
-    return shown(" ".join(text.split()))[:LONGEST_WHY]
 
 
 def deleted(mlflow: MlflowClient) -> set[str]:
