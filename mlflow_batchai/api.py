@@ -61,7 +61,8 @@ def submit(
         BatchAIError: it can't be submitted; nothing of it is left running.
     """
     console = JobConsole(1)
-    settings = merge(dict(config or {}), _named(cluster, nodes))
+    named = {"cluster": cluster, "properties": {"nodeCount": nodes} if nodes is not None else None}
+    settings = merge(dict(config or {}), {key: value for key, value in named.items() if value is not None})
     with stores.as_tracking_error():
         source = submitting.read(os.fspath(project), entry_point, version, settings, console.say, "config=")
         ready = submitting.check(submitting.prepare(source, parameters or {}, env_manager, console.say), console.say)
@@ -94,12 +95,6 @@ def attach(name: str, *, tracking_uri: str | None = None) -> SubmittedJob:
         found = lookup.find(name, _tracking(tracking_uri))
     detached.ensure_follower(found)
     return SubmittedJob(found)
-
-
-def _named(cluster: str | None, nodes: int | None) -> dict[str, Any]:
-    """Keys of batchai.yaml that are arguments of their own."""
-    found: dict[str, Any] = {} if cluster is None else {"cluster": cluster}
-    return found if nodes is None else {**found, "properties": {"nodeCount": nodes}}
 
 
 def _tracking(uri: str | None) -> runs.Tracking:

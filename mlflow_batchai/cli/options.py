@@ -37,7 +37,6 @@ NOUNS = {
     "gc": "Free what ended jobs have left: folders, staged files, environments, wheels.",
     "horovod": "Horovod for today's TensorFlow or PyTorch.",
     "key": "The key that signs your jobs.",
-    "completion": "Completion of commands and options for your shell.",
 }
 F = TypeVar("F", bound=Callable[..., Any])
 

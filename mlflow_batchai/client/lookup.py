@@ -44,7 +44,7 @@ class NoFolderError(JobError):
         super().__init__(f"job {self.name} has no job folder: {why} (looked for on {where}){hint}")
 
 
-def find(name: str, tracking: Tracking, workspace: str | None = None, experiment_id: str | None = None) -> Submitted:
+def find(name: str, tracking: Tracking) -> Submitted:
     """A job that was submitted earlier, by its name or run id.
 
     Raises:
@@ -52,7 +52,7 @@ def find(name: str, tracking: Tracking, workspace: str | None = None, experiment
         NoFolderError: its folder is not on its share.
         ShareError: its share is not on this machine.
     """
-    return of_run(index.find(runs.client(tracking), name, workspace, experiment_id), tracking)
+    return of_run(index.find(runs.client(tracking), name), tracking)
 
 
 def of_run(run: Run, tracking: Tracking) -> Submitted:
