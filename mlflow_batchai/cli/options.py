@@ -340,7 +340,7 @@ class MountOptions(NamedTuple):
         Raises:
             UsageError: a key of no account.
         """
-        from mlflow_batchai.plan.account_placeholders import ACCOUNT_VARIABLE, KEY_VARIABLE
+        from mlflow_batchai.plan.volumes import ACCOUNT_VARIABLE, KEY_VARIABLE
 
         name, key = self.storage_account_name, self.storage_account_key
         if name and name != os.environ.get(ACCOUNT_VARIABLE):
@@ -356,7 +356,7 @@ class MountOptions(NamedTuple):
 
     def added_to(self, mounts: Mapping[str, Any] | None) -> dict[str, Any]:
         """A document's ``mountVolumes``, as plain data, with what the options add."""
-        from mlflow_batchai.plan.account_placeholders import ACCOUNT
+        from mlflow_batchai.plan.volumes import ACCOUNT
 
         found = dict(mounts or {})
         share = {"azureFileUrl": f"https://{ACCOUNT}.file.core.windows.net/{self.afs_name}"}

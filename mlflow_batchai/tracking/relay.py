@@ -19,8 +19,7 @@ from mlflow_batchai.job.completeness import log_totals, missing, totals_of
 from mlflow_batchai.job.events import EventReader
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Lease, LeaseLostError
-from mlflow_batchai.job.metrics import MetricFold, Point
-from mlflow_batchai.job.samples import SampleFold
+from mlflow_batchai.job.metrics import MetricFold, Point, SampleFold
 from mlflow_batchai.job.sent import SentFiles
 from mlflow_batchai.job.states import JobState
 from mlflow_batchai.terminal import printable
