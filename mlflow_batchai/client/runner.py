@@ -32,11 +32,7 @@ def cancel(submitted: Submitted, why: str = "", who: str | None = None) -> None:
 
 
 def state(submitted: Submitted, ending: bool = True) -> JobState:
-    """The job's state now; ``submitted.job`` is at its present attempt afterwards.
-
-    Args:
-        ending: see ``Job.state``.
-    """
+    """The job's state now; ``submitted.job`` is at its present attempt afterwards. ``ending``: see ``Job.state``."""
     while True:
         found = submitted.job.state(ending)
         if found.next_attempt is None:
@@ -53,11 +49,7 @@ def user() -> str:
 
 
 def wait(submitted: Submitted, say: Callable[[str], None], check: Callable[[], None] = lambda: None) -> JobState:
-    """Wait until the job's run is finished.
-
-    Args:
-        check: called at every look; what it raises ends the wait.
-    """
+    """Wait until the job's run is finished. ``check``: called at every look; what it raises ends the wait."""
     patience = Patience(submitted.job, say)
     while True:
         with patience.trying():

@@ -87,11 +87,7 @@ def sent_to(cluster: Cluster, reservation: Reservation) -> bool:
 
 
 class Waits(NamedTuple):
-    """The reason why a queued job waits.
-
-    Attributes:
-        behind: names of the jobs before it on its nodes.
-    """
+    """The reason why a queued job waits. ``behind``: names of the jobs before it on its nodes."""
 
     behind: tuple[str, ...]
     why: str

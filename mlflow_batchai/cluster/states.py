@@ -19,11 +19,7 @@ NODE_ERROR, DOCUMENT_ERROR = "NodeUnusable", "ClusterUnusable"
 
 
 def show(cluster: Cluster, census: Census, why: str = "") -> dict[str, Any]:
-    """All of a cluster; its secrets are null.
-
-    Args:
-        why: why no job can use its mounts, if so.
-    """
+    """All of a cluster; its secrets are null. ``why``: why no job can use its mounts, if so."""
     document, record = cluster.document, cluster.record or ClusterRecord()
     counts = node_counts(cluster, census)
     account = as_shown(document.user_account_settings)

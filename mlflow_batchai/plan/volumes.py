@@ -293,11 +293,7 @@ class _Chooser:
         return key
 
     def _stand_in(self, what: str, account: str, name: str, at: str, container: str = "") -> tuple[Volume, dict[str, str]]:
-        """A folder in place of an Azure share, or of a blob container.
-
-        Args:
-            name: the folder's, below the account's.
-        """
+        """A folder in place of an Azure share, or of a blob container. ``name``: the folder's, below the account's."""
         cluster = self._cluster
         assert cluster.file_shares
         share, path, on_nodes = cluster.file_shares

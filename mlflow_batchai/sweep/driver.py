@@ -50,11 +50,7 @@ class _BusyError(ClusterError):
 
 
 class Driver:
-    """Drives one sweep.
-
-    Args:
-        starter: makes what starts jobs; called when the first one is to be started.
-    """
+    """Drives one sweep. ``starter``: makes what starts jobs; called when the first one is to be started."""
 
     def __init__(
         self,
