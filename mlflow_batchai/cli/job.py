@@ -171,17 +171,11 @@ def _submitted(
     notice(*prepared.warnings)
     standalone.check_script(prepared, document.properties, str(file))
     prepared = submitting.check_prepared(prepared, cluster, notice)
-    request = submitting.RunRequest(
-        store,
-        experiment.experiment_id,
-        experiment.name,
-        workspace,
-        runs.document_tags(file, runner.user()),
-        name,
-        resource_group=scope.resource_group,
-        unique=True,
+    tags = runs.document_tags(file, runner.user())
+    group = scope.resource_group
+    return jobview.view(
+        submitting.create(prepared, cluster, store, experiment, workspace, tags, name, resource_group=group, unique=True)
     )
-    return jobview.view(submitting.create(prepared, cluster, request))
 
 
 def _experiment(scope: Scope, mlflow: MlflowClient) -> Experiment:

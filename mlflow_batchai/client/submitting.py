@@ -53,35 +53,28 @@ DEFAULT_EXPERIMENT = "0"
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class RunRequest:
-    """Properties of a job's MLflow run.
-
-    Attributes:
-        tags: MLflow's own tags of the run.
-        resource_group: part of the job's id; None: the default one.
-        unique: whether its workspace and experiment may have no other job of that name.
-    """
-
-    tracking: Tracking
-    experiment_id: str
-    experiment_name: str
-    workspace: str
-    tags: Mapping[str, str]
-    run_name: str | None = None
-    run_id: str | None = None
-    resource_group: str | None = None
-    unique: bool = False
-
-
 def create(
-    prepared: Prepared, cluster: Cluster, request: RunRequest, progress: Callable[[int, int], None] | None = None
+    prepared: Prepared,
+    cluster: Cluster,
+    tracking: Tracking,
+    experiment: Experiment,
+    workspace: str,
+    tags: Mapping[str, str],
+    run_name: str | None = None,
+    run_id: str | None = None,
+    resource_group: str | None = None,
+    unique: bool = False,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Submitted:
     """Send the code, make the run, write the job folder, start the agents, start the follower.
 
     A submit that fails half-way is undone: what was started is ended, and a run that was made is FAILED with the reason.
 
     Args:
+        tags: MLflow's own tags of the run.
+        run_id: an existing run to use, or None.
+        resource_group: part of the job's id; None: the default one.
+        unique: whether its workspace and experiment may have no other job of that name.
         progress: told (bytes sent, bytes to send) while files go up.
     """
     share = cluster.share
@@ -94,30 +87,24 @@ def create(
     for files in sets:
         upload(share, files, progress)
     places.note(share, prepared.plan.folder_prefix)
-    segment = place_of(request.workspace, request.experiment_name, prepared.plan.name, prepared.plan.job)
+    segment = place_of(workspace, experiment.name, prepared.plan.name, prepared.plan.job)
     folder = "/".join(part for part in (prepared.plan.folder_prefix, segment) if part)
-    mlflow = runs.client(request.tracking)
+    mlflow = runs.client(tracking)
+    tags = {**tags, **_tags(prepared, cluster, workspace, resource_group), runs.TAG_FOLDER: folder}
     with contextlib.ExitStack() as undo:
-        run = runs.create(
-            mlflow,
-            request.experiment_id,
-            {**request.tags, **_tags(prepared, cluster, request), runs.TAG_FOLDER: folder},
-            prepared.parameters,
-            request.run_name,
-            request.run_id,
-        )
-        run_id = run.info.run_id
-        undo.enter_context(run_fails_with_it(request.tracking, run_id))
-        if request.unique and not index.is_first(mlflow, run):
+        run = runs.create(mlflow, experiment.experiment_id, tags, prepared.parameters, run_name, run_id)
+        run_id = str(run.info.run_id)
+        undo.enter_context(run_fails_with_it(tracking, run_id))
+        if unique and not index.is_first(mlflow, run):
             mlflow.delete_run(run_id)  # so that it doesn't take the name
-            raise UsageError(f"somebody else has just started a job '{prepared.plan.name}' in '{request.experiment_name}'")
+            raise UsageError(f"somebody else has just started a job '{prepared.plan.name}' in '{experiment.name}'")
         plan = replace(
             prepared.plan,
             secret_variables=tuple(sorted(prepared.secrets)),
             cluster=cluster.name,
-            workspace=request.workspace,
-            experiment=request.experiment_name,
-            experiment_id=request.experiment_id,
+            workspace=workspace,
+            experiment=experiment.name,
+            experiment_id=experiment.experiment_id,
             run_id=run_id,
             run_name=run.info.run_name or "",
             run_parameters=dict(prepared.parameters),
@@ -135,21 +122,21 @@ def create(
             **prepared.credentials,
         }
         origin = Origin(plan, signing.examine(paths.plan, signed)[0], Signature.OWN)
-        submitted = Submitted(Job(share, folder, 1, origin), run_id, request.tracking, told=prepared.told)
+        submitted = Submitted(Job(share, folder, 1, origin), run_id, tracking, told=prepared.told)
         start(submitted, cluster, told)
     return submitted
 
 
-def _tags(prepared: Prepared, cluster: Cluster, request: RunRequest) -> dict[str, str]:
+def _tags(prepared: Prepared, cluster: Cluster, workspace: str, resource_group: str | None) -> dict[str, str]:
     """Tags by which jobs are found; defaults are left out."""
-    group = request.resource_group or config.default("resource_group") or config.RESOURCE_GROUP
+    group = resource_group or config.default("resource_group") or config.RESOURCE_GROUP
     # A cluster may belong to another workspace than its job.
     placed = {runs.TAG_RESOURCE_GROUP: group, runs.TAG_CLUSTER_ID: _cluster_id(cluster)}
-    usual = (config.RESOURCE_GROUP, arm_id(group, request.workspace, "clusters", cluster.name))
+    usual = (config.RESOURCE_GROUP, arm_id(group, workspace, "clusters", cluster.name))
     return {
         runs.TAG_JOB: prepared.plan.name,
         runs.TAG_CLUSTER: cluster.name,
-        runs.TAG_WORKSPACE: request.workspace,
+        runs.TAG_WORKSPACE: workspace,
         runs.TAG_SHARE: cluster.share.url,
         runs.TAG_STATE: protocol.QUEUED,
         **{tag: value for tag, value in placed.items() if value not in usual},
@@ -350,16 +337,9 @@ def submit(
     """
     source = ready.source
     own = runs.source_tags(_shown(source.uri), source.entry.name, source.project.directory, runner.user())
-    request = RunRequest(
-        tracking,
-        experiment.experiment_id,
-        experiment.name,
-        source.config.workspace or default("workspace") or experiments.workspace_of(experiment),
-        {**(tags or {}), **own},
-        run_name,
-        run_id,
-    )
-    return create(ready.prepared, source.cluster, request, progress)
+    workspace = source.config.workspace or default("workspace") or experiments.workspace_of(experiment)
+    whole = {**(tags or {}), **own}
+    return create(ready.prepared, source.cluster, tracking, experiment, workspace, whole, run_name, run_id, progress=progress)
 
 
 def run(

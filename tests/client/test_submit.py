@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import subprocess
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -66,13 +65,13 @@ def scene(store_template, tmp_path, monkeypatch):
         location=None,
         record=None,
     )
-    request = submitting.RunRequest(tracking, experiment, "My exp/1", "default", {"mlflow.user": "me"})
+    request = {"workspace": "default", "tags": {"mlflow.user": "me"}, "experiment": mlflow.get_experiment(experiment)}
     spawned = []
     monkeypatch.setattr(
         service_client, "follow", lambda order, environment: spawned.append((order, environment)) or Told(4711, True)
     )
     scene = SimpleNamespace(mlflow=mlflow, experiment=experiment, cluster=cluster, spawned=spawned, root=tmp_path)
-    scene.submit = lambda **more: submitting.create(prepared, cluster, replace(request, **more))
+    scene.submit = lambda **more: submitting.create(prepared, cluster, tracking, **{**request, **more})
     scene.code = code
     scene.run = lambda: mlflow.search_runs([experiment])[0]
     return scene
