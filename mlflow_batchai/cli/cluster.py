@@ -224,7 +224,8 @@ def _jobs(name: str) -> list[str]:
     except BatchAIError:
         return []  # it can't be used as it is, and is deleted for that
     with asking(cluster):
-        return [job.name for job in scaling.queue(cluster) if scaling.sent_to(cluster, job.reservation)]
+        queue = cluster.scalable.census().reservations
+        return [scaling.name_of(cluster.share, each) for each in queue if scaling.sent_to(cluster, each)]
 
 
 @cluster.verb("resize", COLUMNS, example="batchai cluster resize -n nc6cluster --target 0")

@@ -95,9 +95,7 @@ class Cluster:
     @property
     def open_nodes(self) -> int:
         """Nodes that take jobs."""
-        scale = self.scale
-        most = scale.manual.target_node_count if scale.manual else 0
-        return scale.auto_scale.maximum_node_count if scale.auto_scale else most
+        return self.scale.nodes
 
 
 def names() -> list[str]:

@@ -15,7 +15,7 @@ from mlflow_batchai.cluster import clusters, records
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.cluster.workspaces import timestamp
 from mlflow_batchai.config import untold
-from mlflow_batchai.documents.cluster import AutoScale, ClusterRecord, ManualScale, ScaleSettings, parse_cluster
+from mlflow_batchai.documents.cluster import AutoScale, ClusterRecord, ScaleSettings, parse_cluster
 from mlflow_batchai.documents.fields import MOST_NODES
 from mlflow_batchai.engines.census import Census, NodeState, Reservation
 from mlflow_batchai.engines.parallel import in_background
@@ -29,47 +29,9 @@ WAITING = "queued: waiting for nodes"
 FIRST_SECONDS, AGAIN_SECONDS = 1.0, 30.0
 
 
-class Queued(NamedTuple):
-    """A job in a cluster's queue.
-
-    Attributes:
-        folder: its folder on the control share, empty if an earlier version of us submitted it.
-    """
-
-    name: str
-    folder: str
-    reservation: Reservation
-    nodes: tuple[str, ...]
-
-    @property
-    def started(self) -> bool:
-        """Whether it has all its nodes."""
-        return self.reservation.started
-
-
-def queue(cluster: Cluster, census: Census | None = None) -> list[Queued]:
-    """The jobs that a cluster runs, and those that wait for it, in their order.
-
-    Raises:
-        BatchAIError: the nodes can't be asked, or the share can't be read.
-    """
-    census = census or cluster.scalable.census()
-    return [
-        Queued(
-            name_of(cluster.share, reservation),
-            reservation.folder,
-            reservation,
-            tuple(census.nodes[node].place.name for node in reservation.nodes),
-        )
-        for reservation in census.reservations
-    ]
-
-
 def name_of(share: Share, reservation: Reservation) -> str:
     """The name of a reservation's job; its id where its folder is not known or gone."""
     identity = reservation.mark.rpartition("/")[0]
-    if not reservation.folder:
-        return identity
     try:
         return str(
             protocol.decode_one(job_file(share, protocol.JobPaths(reservation.folder).plan) or b"").get("name", identity)
@@ -80,7 +42,7 @@ def name_of(share: Share, reservation: Reservation) -> str:
 
 def sent_to(cluster: Cluster, reservation: Reservation) -> bool:
     """Whether a job was sent to a cluster by its name: machines over SSH may belong to other documents as well."""
-    if cluster.on_this_machine or not reservation.folder:
+    if cluster.on_this_machine:
         return True
     plan = places.find_plan(cluster.share, reservation.folder)
     return plan is not None and plan.cluster == cluster.name
@@ -220,8 +182,7 @@ def apply(cluster: Cluster, settings: ScaleSettings) -> Cluster:
         ClusterError: some nodes could not be told; the others have been.
     """
     record = cluster.record or ClusterRecord()
-    wanted = settings.auto_scale.maximum_node_count if settings.auto_scale else _target(settings.manual)
-    size = max(wanted, cluster.engine.node_limit, cluster.document.nodes)
+    size = max(settings.nodes, cluster.engine.node_limit, cluster.document.nodes)
     changes = {
         "scale_settings": settings,
         "nodes": size if size != cluster.document.nodes else None,
@@ -231,13 +192,9 @@ def apply(cluster: Cluster, settings: ScaleSettings) -> Cluster:
     now, _ = clusters.load(cluster.name)
     with contextlib.ExitStack() as undo:
         undo.callback(now.engine.close)
-        now.scalable.admit(wanted)
+        now.scalable.admit(settings.nodes)
         undo.pop_all()
     return now
-
-
-def _target(settings: ManualScale | None) -> int:
-    return settings.target_node_count if settings else 0
 
 
 def create(

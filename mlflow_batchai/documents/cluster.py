@@ -80,6 +80,11 @@ class ScaleSettings(SpecModel):
     manual: ManualScale | None = None
     auto_scale: AutoScale | None = None
 
+    @property
+    def nodes(self) -> int:
+        """The nodes that take jobs, at most."""
+        return self.auto_scale.maximum_node_count if self.auto_scale else self.manual.target_node_count if self.manual else 0
+
 
 class ImageReference(SpecModel):
     """A marketplace image, or a custom one by its id."""
@@ -174,10 +179,8 @@ def _nodes(earlier: dict[str, Any]) -> int:
     if earlier.get("engine") is Engine.SLURM:
         return MOST_NODES  # Slurm knows
     scale: ScaleSettings | None = None if earlier.get("hosts") else earlier.get("scale_settings")
-    if scale and scale.manual:
-        return scale.manual.target_node_count or DEFAULT_NODES
-    if scale and scale.auto_scale:
-        return scale.auto_scale.maximum_node_count or DEFAULT_NODES
+    if scale:
+        return scale.nodes or DEFAULT_NODES
     return len(earlier.get("hosts") or ()) or DEFAULT_NODES
 
 

@@ -72,7 +72,7 @@ LONGEST_TAG = 5000
 
 
 def tags_of(run: Run) -> dict[str, str]:
-    """A run's tags, with those that stand behind its signature. Runs of earlier versions have a tag for each."""
+    """A run's tags, with those that stand behind its signature."""
     try:
         found = json.loads(run.data.tags.get(TAG_MAC, "").partition(" ")[2])
     except (ValueError, RecursionError):  # anybody may write it
