@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from mlflow_batchai.documents.job import JobDocument
     from mlflow_batchai.follower.detached import Submitted
     from mlflow_batchai.job.lease import LeaseView
-    from mlflow_batchai.plan.prepared import Prepared
     from mlflow_batchai.tracking.runs import Tracking
 
 STATES = ("queued", "running", "terminating", "succeeded", "failed", "terminated")
@@ -103,19 +102,17 @@ def create(
 
     The document names the program (pythonScriptFilePath, commandLine); its arguments are the parameters of the MLflow run.
     """
-    from mlflow_batchai.plan import standalone
-
     new_name(name, "job")
     file = file.absolute()
     mounts.use_account()
     document = _read(file, mounts, dry_run)
+    options = {"retries": retries, "min_nodes": min_nodes, "umask": umask}
     written = document.properties.cluster
     chosen = cluster_name or (written.name if written else None) or default("cluster")
-    cluster = load_cluster(short_name(chosen) if chosen else None, noted=not dry_run)
-    prepared = standalone.prepare(document, name, cluster, str(file), retries=retries, min_nodes=min_nodes, umask=umask)
-    notice(*prepared.warnings, noted=not dry_run)
-    standalone.check_script(prepared, document.properties, str(file))
-    return _described(scope, prepared, cluster) if dry_run else _submitted(scope, prepared, cluster, file)
+    chosen = short_name(chosen) if chosen else None
+    if dry_run:
+        return _described(scope, name, document, load_cluster(chosen, noted=False), file, options)
+    return _submitted(scope, name, document, chosen, file, options)
 
 
 def _read(file: Path, mounts: MountOptions, dry_run: bool) -> JobDocument:
@@ -137,31 +134,42 @@ def _read(file: Path, mounts: MountOptions, dry_run: bool) -> JobDocument:
     return document
 
 
-def _described(scope: Scope, prepared: Prepared, cluster: Cluster) -> Result:
+def _described(
+    scope: Scope, name: str, document: JobDocument, cluster: Cluster, file: Path, options: Mapping[str, Any]
+) -> Result:
     """The job that would be started; neither the tracking store nor a node is asked."""
-    from mlflow_batchai.plan import dryrun
+    from mlflow_batchai.plan import dryrun, standalone
 
+    prepared = standalone.prepare(document, name, cluster, str(file), **options)
+    notice(*prepared.warnings, noted=False)
+    standalone.check_script(prepared, document.properties, str(file))
     found = dryrun.describe(prepared, cluster, scope.workspace, scope.experiment or DEFAULT_EXPERIMENT)
     busy = {rank["node"] for rank in found["ranks"]}
     idle = [{"rank": None, "node": node["node"], "argv": [""]} for node in found["nodes"] if node["node"] not in busy]
     return Result(found, lambda: render([*found["ranks"], *idle], "table", RANK_COLUMNS))
 
 
-def _submitted(scope: Scope, prepared: Prepared, cluster: Cluster, file: Path) -> dict[str, Any]:
+def _submitted(
+    scope: Scope, name: str, document: JobDocument, cluster_name: str | None, file: Path, options: Mapping[str, Any]
+) -> dict[str, Any]:
     """Start the job, and show it."""
     from mlflow_batchai.client import jobview, runner, submitting
+    from mlflow_batchai.plan import standalone
     from mlflow_batchai.tracking import index, runs
 
     store = tracking()
     mlflow = runs.client(store)
     experiment = _experiment(scope, mlflow)
     workspace = scope.workspace if scope.workspace_given else experiments.workspace_of(experiment)
-    name = prepared.plan.name
     if index.jobs(mlflow, 1, experiments=[experiment.experiment_id], name=name, workspace=workspace):
         raise UsageError(
             f"there is a job '{name}' in experiment '{experiment.name}' already; choose another name, or delete it first"
             f" (batchai job delete {name})"
         )
+    cluster = load_cluster(cluster_name)
+    prepared = standalone.prepare(document, name, cluster, str(file), **options)
+    notice(*prepared.warnings)
+    standalone.check_script(prepared, document.properties, str(file))
     prepared = submitting.check_prepared(prepared, cluster, notice)
     tags = runs.document_tags(file, runner.user())
     group = scope.resource_group

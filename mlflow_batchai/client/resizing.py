@@ -150,6 +150,8 @@ def _terminate(cluster: Cluster, reservation: Reservation, why: str, tracking: C
     """Ask for a job's end, and see to it that somebody brings it into its run; the job's mark, if it will come."""
     name = scaling.name_of(cluster.share, reservation)
     try:
+        if not reservation.folder:
+            raise JobError("its reservation names no folder; end it with: batchai job terminate")
         job = Job(cluster.share, reservation.folder)
         job.request_cancel(runner.user(), why)
     except BatchAIError as error:

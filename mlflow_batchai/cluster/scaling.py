@@ -42,7 +42,7 @@ def name_of(share: Share, reservation: Reservation) -> str:
 
 def sent_to(cluster: Cluster, reservation: Reservation) -> bool:
     """Whether a job was sent to a cluster by its name: machines over SSH may belong to other documents as well."""
-    if cluster.on_this_machine:
+    if cluster.on_this_machine or not reservation.folder:
         return True
     plan = places.find_plan(cluster.share, reservation.folder)
     return plan is not None and plan.cluster == cluster.name
