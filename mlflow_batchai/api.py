@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mlflow_batchai.client import lookup, submitting
 from mlflow_batchai.client.console import JobConsole
@@ -14,9 +14,6 @@ from mlflow_batchai.client.submitted import SubmittedJob
 from mlflow_batchai.documents.batchai import merge
 from mlflow_batchai.follower import detached
 from mlflow_batchai.tracking import runs, stores
-
-if TYPE_CHECKING:
-    from mlflow.entities import Experiment
 
 
 def submit(
@@ -64,7 +61,8 @@ def submit(
         BatchAIError: it can't be submitted; nothing of it is left running.
     """
     console = JobConsole(1)
-    settings = merge(dict(config or {}), _named(cluster, nodes))
+    named = {"cluster": cluster, "properties": {"nodeCount": nodes} if nodes is not None else None}
+    settings = merge(dict(config or {}), {key: value for key, value in named.items() if value is not None})
     with stores.as_tracking_error():
         source = submitting.read(os.fspath(project), entry_point, version, settings, console.say, "config=")
         ready = submitting.check(submitting.prepare(source, parameters or {}, env_manager, console.say), console.say)
@@ -72,7 +70,7 @@ def submit(
         console.say(ready.sentence)
         given = {**submitting.parent_tags(tracking, run_id), **(tags or {})}
         with contextlib.closing(console):
-            where = _experiment(tracking, source, experiment)
+            where = submitting.choose_experiment(tracking, source, experiment)
             submitted = submitting.submit(ready, tracking, where, run_name, run_id, given, console.transfer)
     job = SubmittedJob(submitted)
     console.say(f"run {job.run_id}: {job.url or tracking.uri}")
@@ -99,24 +97,7 @@ def attach(name: str, *, tracking_uri: str | None = None) -> SubmittedJob:
     return SubmittedJob(found)
 
 
-def _named(cluster: str | None, nodes: int | None) -> dict[str, Any]:
-    """Keys of batchai.yaml that are arguments of their own."""
-    found: dict[str, Any] = {} if cluster is None else {"cluster": cluster}
-    return found if nodes is None else {**found, "properties": {"nodeCount": nodes}}
-
-
 def _tracking(uri: str | None) -> runs.Tracking:
     import mlflow
 
     return runs.absolute(uri or mlflow.get_tracking_uri(), Path.cwd())
-
-
-def _experiment(tracking: runs.Tracking, source: submitting.Source, name: str | None) -> Experiment:
-    if name is not None:
-        return submitting.experiment_named(tracking, name)
-    # mlflow.set_experiment sets the first of them, as people may for programs.
-    if told := os.environ.get("MLFLOW_EXPERIMENT_ID"):
-        return submitting.choose_experiment(tracking, source, told)
-    if told := os.environ.get("MLFLOW_EXPERIMENT_NAME"):
-        return submitting.experiment_named(tracking, told)
-    return submitting.choose_experiment(tracking, source)

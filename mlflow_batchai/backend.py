@@ -32,8 +32,14 @@ from mlflow_batchai.follower import detached
 from mlflow_batchai.terminal import fit
 from mlflow_batchai.tracking import runs, stores
 
+# MLflow's options that mean nothing here.
+UNUSABLE = {
+    "DOCKER_ARGS": "--docker-args: docker_env says what the container gets (volumes, environment)",
+    "build_image": "--build-image: nodes pull the image that docker_env names and get the code by the share",
+    "STORAGE_DIR": "--storage-dir: remote artifacts are not downloaded by this backend",
+}
 # What MLflow puts into the backend configuration itself.
-MLFLOW_KEYS = ("ENV_MANAGER", "SYNCHRONOUS", "DOCKER_ARGS", "STORAGE_DIR", "build_image", "docker_auth")
+MLFLOW_KEYS = ("ENV_MANAGER", "SYNCHRONOUS", "docker_auth", *UNUSABLE)
 
 
 class BatchAISubmittedRun(SubmittedRun):
@@ -145,21 +151,14 @@ def _experiment(
     """MLflow gives its default experiment for one that nobody named, which batchai.yaml may name instead."""
     named = any(command_line.get(key) for key in ("experiment_name", "experiment_id"))
     given = named or experiment_id != submitting.DEFAULT_EXPERIMENT
-    return submitting.choose_experiment(tracking, source, experiment_id if given else None)
+    return submitting.choose_experiment(tracking, source, experiment_id=experiment_id if given else None)
 
 
 def _refuse_unusable(backend_config: Mapping[str, Any]) -> None:
     """MLflow's options that mean nothing here are refused, never ignored."""
-    if backend_config.get("DOCKER_ARGS"):
-        raise NotSupportedError(
-            "--docker-args: docker_env says what the container gets (volumes, environment); drop the option"
-        )
-    if backend_config.get("build_image"):
-        raise NotSupportedError(
-            "--build-image: nodes pull the image that docker_env names and get the code by the share; drop the option"
-        )
-    if backend_config.get("STORAGE_DIR"):
-        raise NotSupportedError("--storage-dir: remote artifacts are not downloaded by this backend; drop the option")
+    for key, told in UNUSABLE.items():
+        if backend_config.get(key):
+            raise NotSupportedError(f"{told}; drop the option")
 
 
 def _caller(say: submitting.Say) -> tuple[Mapping[str, Any], str | None, str | None]:

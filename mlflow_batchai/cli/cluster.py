@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import getpass
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,7 +115,7 @@ def create(
 
     Options win over the document. Without either it has two nodes on this machine.
     """
-    from mlflow_batchai.cluster import creation, states
+    from mlflow_batchai.cluster import scaling
     from mlflow_batchai.documents.cluster import ClusterRecord
     from mlflow_batchai.documents.reading import read
     from mlflow_batchai.plan.volumes import cluster_volumes
@@ -133,11 +134,10 @@ def create(
         creation_time=workspaces.timestamp(),
     )
     source = str(file) if file else "batchai cluster create"
-    made = creation.create(name, data, source, record, notice, cluster_volumes)
+    made = scaling.create(name, data, source, record, notice, cluster_volumes)
     if use_auto_storage:
         accounts.open_account(AUTO_ACCOUNT).create(AUTO_NAME)
-    # As Batch AI answered: the cluster is accepted, and nobody has asked its nodes yet.
-    return states.show(made, None)
+    return _shown(made)
 
 
 @cluster.verb("show", COLUMNS, example="batchai cluster show -n nc6cluster -o table")
@@ -224,7 +224,8 @@ def _jobs(name: str) -> list[str]:
     except BatchAIError:
         return []  # it can't be used as it is, and is deleted for that
     with asking(cluster):
-        return [job.name for job in scaling.queue(cluster) if scaling.sent_to(cluster, job.reservation)]
+        queue = cluster.scalable.census().reservations
+        return [scaling.name_of(cluster.share, each) for each in queue if scaling.sent_to(cluster, each)]
 
 
 @cluster.verb("resize", COLUMNS, example="batchai cluster resize -n nc6cluster --target 0")
@@ -390,14 +391,14 @@ def _setup_task(written: Any, command_line: str | None, output: str | None) -> D
 
 def _mount(data: Document, mounts: MountOptions, auto_storage: bool, engine: str) -> None:
     """Put the volumes of options into a document; keys of accounts never go there."""
-    from mlflow_batchai.plan.account_placeholders import ACCOUNT
+    from mlflow_batchai.plan.volumes import ACCOUNT
 
     setup = _get(data, "nodeSetup")
     before = setup if isinstance(setup, Mapping) else {}
     written = before.get("mountVolumes")
     found = mounts.added_to(written if isinstance(written, Mapping) else None)
     if mounts.storage_account_name:
-        found = _filled(found, ACCOUNT, mounts.storage_account_name)
+        found = json.loads(json.dumps(found).replace(ACCOUNT, json.dumps(mounts.storage_account_name)[1:-1]))
         for entry in found.get("azureBlobFileSystems", ()):
             entry.setdefault("accountName", mounts.storage_account_name)
     if mounts.storage_account_key:
@@ -418,15 +419,6 @@ def _mount(data: Document, mounts: MountOptions, auto_storage: bool, engine: str
         )
     if found:
         _set(data, "nodeSetup", {**before, "mountVolumes": found})
-
-
-def _filled(value: Any, placeholder: str, text: str) -> Any:
-    """Plain data with a placeholder filled in."""
-    if isinstance(value, Mapping):
-        return {key: _filled(entry, placeholder, text) for key, entry in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_filled(entry, placeholder, text) for entry in value]
-    return value.replace(placeholder, text) if isinstance(value, str) else value
 
 
 def _tell_unused(options: Mapping[str, Any], engine: str) -> None:

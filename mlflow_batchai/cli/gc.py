@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.filesize import decimal
 
 from mlflow_batchai.cli.options import ask, command, confirmed, notice, tracking
 from mlflow_batchai.cli.output import Column, render
@@ -19,16 +20,6 @@ if TYPE_CHECKING:
     from mlflow_batchai.admin.gc import Item
 
 _UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
-
-
-def amount(size: int) -> str:
-    """Bytes, for people."""
-    value, unit = float(size), "B"
-    for bigger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, bigger
-    return f"{value:.0f} {unit}" if value >= 100 or unit == "B" else f"{value:.1f} {unit}"
 
 
 def _age(row: Any) -> str:
@@ -43,7 +34,7 @@ COLUMNS: list[Column] = [
     ("Kind", "kind"),
     ("What", "path"),
     ("Age", _age),
-    ("Size", lambda row: amount(row["bytes"])),
+    ("Size", lambda row: decimal(row["bytes"])),
     ("Why", "reason"),
 ]
 
@@ -80,7 +71,7 @@ def gc(older_than: float, cluster: str | None, dry_run: bool, yes: bool) -> list
 
     items = find(Age(older_than), notice, cluster, _deleted_runs())
     rows = [item.row() for item in items]
-    total = f"{len(items)} thing{'' if len(items) == 1 else 's'}, {amount(sum(item.size for item in items))}"
+    total = f"{len(items)} thing{'' if len(items) == 1 else 's'}, {decimal(sum(item.size for item in items))}"
     if not items:
         notice("there is nothing to free")
         return []
@@ -96,11 +87,7 @@ def gc(older_than: float, cluster: str | None, dry_run: bool, yes: bool) -> list
 
 
 def _free(items: Sequence[Item]) -> list[dict[str, Any]]:
-    """Free all that will go.
-
-    Raises:
-        BatchAIError: something could not be freed; all else was.
-    """
+    """Free all that will go. Raises BatchAIError: something could not be freed; all else was."""
     freed, errors = [], []
     for item in items:
         try:
@@ -110,7 +97,7 @@ def _free(items: Sequence[Item]) -> list[dict[str, Any]]:
                 notice(f"{item.path} is in use by now, and stays")
         except BatchAIError as error:
             errors.append(f"{item.path} stays: {error}")
-    told = f"freed {amount(sum(item.size for item in freed))}"
+    told = f"freed {decimal(sum(item.size for item in freed))}"
     if errors:
         raise BatchAIError("; ".join([*errors[:3], *([f"{len(errors) - 3} more"] if len(errors) > 3 else []), told]))
     notice(told)

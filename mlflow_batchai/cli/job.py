@@ -140,7 +140,7 @@ def _described(
     """The job that would be started; neither the tracking store nor a node is asked."""
     from mlflow_batchai.plan import dryrun, standalone
 
-    prepared = standalone.prepare(document, name, cluster, str(file), options)
+    prepared = standalone.prepare(document, name, cluster, str(file), **options)
     notice(*prepared.warnings, noted=False)
     standalone.check_script(prepared, document.properties, str(file))
     found = dryrun.describe(prepared, cluster, scope.workspace, scope.experiment or DEFAULT_EXPERIMENT)
@@ -167,21 +167,15 @@ def _submitted(
             f" (batchai job delete {name})"
         )
     cluster = load_cluster(cluster_name)
-    prepared = standalone.prepare(document, name, cluster, str(file), options)
+    prepared = standalone.prepare(document, name, cluster, str(file), **options)
     notice(*prepared.warnings)
     standalone.check_script(prepared, document.properties, str(file))
     prepared = submitting.check_prepared(prepared, cluster, notice)
-    request = submitting.RunRequest(
-        store,
-        experiment.experiment_id,
-        experiment.name,
-        workspace,
-        runs.document_tags(file, runner.user()),
-        name,
-        resource_group=scope.resource_group,
-        unique=True,
+    tags = runs.document_tags(file, runner.user())
+    group = scope.resource_group
+    return jobview.view(
+        submitting.create(prepared, cluster, store, experiment, workspace, tags, name, resource_group=group, unique=True)
     )
-    return jobview.view(submitting.create(prepared, cluster, request))
 
 
 def _experiment(scope: Scope, mlflow: MlflowClient) -> Experiment:

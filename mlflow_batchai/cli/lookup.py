@@ -90,11 +90,7 @@ def asking(cluster: Cluster) -> Iterator[None]:
 
 
 def find_run(scope: Scope, name: str) -> tuple[Run, Tracking]:
-    """The run of a job, and its store.
-
-    Raises:
-        NotFoundError: there is no such job, workspace or experiment.
-    """
+    """The run of a job, and its store. Raises NotFoundError: there is no such job, workspace or experiment."""
     from mlflow_batchai.tracking import index, reading
 
     store = tracking()

@@ -53,7 +53,7 @@ def list_cluster(scope: Scope, name: str) -> Any:
     cluster = find_cluster(scope, name)
     with asking(cluster):
         census = cluster.scalable.census()
-        jobs = {job.reservation.number: job.name for job in scaling.queue(cluster, census)}
+        jobs = {each.number: scaling.name_of(cluster.share, each) for each in census.reservations}
         return [states.show_node(node, jobs) for node in census.nodes]
 
 
@@ -125,7 +125,6 @@ def _alive(found: Submitted) -> list[dict[str, Any]]:
     return [
         {
             "nodeId": node_id(node),
-            # Agents of earlier versions announced none.
             "name": str(record.get("name", node_id(node))),
             "host": record["host"],
             "ipAddress": record["address"],

@@ -37,7 +37,6 @@ NOUNS = {
     "gc": "Free what ended jobs have left: folders, staged files, environments, wheels.",
     "horovod": "Horovod for today's TensorFlow or PyTorch.",
     "key": "The key that signs your jobs.",
-    "completion": "Completion of commands and options for your shell.",
 }
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -151,8 +150,6 @@ def command(
     """A command whose function returns plain data, which is printed as ``--output`` and ``--query`` say.
 
     Args:
-        columns: the table's columns.
-        example: a command line, for the help.
         scoped: whether there are -g and -w, and the function takes ``scope`` first.
         experiment: whether there is -e.
         output: the format where neither an option nor the user's defaults name one.
@@ -187,11 +184,7 @@ def command(
 
 
 def default_output(otherwise: str) -> str:
-    """Form of results without ``--output``.
-
-    Raises:
-        UsageError: BATCHAI_OUTPUT is no way to print them.
-    """
+    """Form of results without ``--output``. Raises UsageError: BATCHAI_OUTPUT is no way to print them."""
     chosen = default("output") or otherwise
     if chosen not in OUTPUTS:
         raise UsageError(f"BATCHAI_OUTPUT is '{chosen}'; it must be one of {', '.join(OUTPUTS)}")
@@ -211,7 +204,6 @@ def gathered(dest: str, make: Callable[..., Any], *options: Callable[[Any], Any]
     """Options that are one argument of a command's function.
 
     Args:
-        dest: the argument.
         make: called with the options' values, by name; returns the argument's value.
     """
 
@@ -235,9 +227,7 @@ def named(what: str, option: Sequence[str] = ("-n", "--name"), dest: str = "name
     """The name of a thing, given as an argument or as ``az`` wanted it, by an option.
 
     Args:
-        what: the thing, for messages.
         option: how the option is spelled.
-        dest: the function's argument.
         optional: whether it may be missing; it is None then.
     """
 
@@ -290,11 +280,7 @@ def ask(question: str, yes: bool) -> None:
 
 
 def new_name(text: str, what: str) -> str:
-    """A name for something new, by Batch AI's pattern.
-
-    Raises:
-        UsageError: it doesn't match.
-    """
+    """A name for something new, by Batch AI's pattern. Raises UsageError: it doesn't match."""
     if not re.fullmatch(r"[-\w]{1,64}", text):
         raise UsageError(f"the {what} '{text}' must have 1 to 64 letters, digits, '-' or '_'")
     return text
@@ -354,7 +340,7 @@ class MountOptions(NamedTuple):
         Raises:
             UsageError: a key of no account.
         """
-        from mlflow_batchai.plan.account_placeholders import ACCOUNT_VARIABLE, KEY_VARIABLE
+        from mlflow_batchai.plan.volumes import ACCOUNT_VARIABLE, KEY_VARIABLE
 
         name, key = self.storage_account_name, self.storage_account_key
         if name and name != os.environ.get(ACCOUNT_VARIABLE):
@@ -370,7 +356,7 @@ class MountOptions(NamedTuple):
 
     def added_to(self, mounts: Mapping[str, Any] | None) -> dict[str, Any]:
         """A document's ``mountVolumes``, as plain data, with what the options add."""
-        from mlflow_batchai.plan.account_placeholders import ACCOUNT
+        from mlflow_batchai.plan.volumes import ACCOUNT
 
         found = dict(mounts or {})
         share = {"azureFileUrl": f"https://{ACCOUNT}.file.core.windows.net/{self.afs_name}"}

@@ -24,7 +24,6 @@ class Result(NamedTuple):
     """A command's result that is more than data.
 
     Attributes:
-        data: plain data.
         table: draws the table, where that is not one of the data's rows; None: it is.
         complete: False: the command fails all the same: a part could not be had or has failed, which was told.
     """
@@ -35,11 +34,7 @@ class Result(NamedTuple):
 
 
 def check_query(query: str) -> Callable[[Any], Any]:
-    """A ``--query`` ready to use.
-
-    Raises:
-        UsageError: it is no JMESPath expression.
-    """
+    """A ``--query`` ready to use. Raises UsageError: it is no JMESPath expression."""
     import jmespath
     from jmespath.exceptions import JMESPathError, JMESPathTypeError
 
@@ -68,7 +63,6 @@ def render(data: Any, output: str, columns: Sequence[Column] | None = None, colo
     """A result as text, without the last line's end; empty if there is nothing to say.
 
     Args:
-        data: plain data.
         output: json, jsonc, yaml, table, tsv or none.
         columns: the table's; None: the keys of its rows.
         colored: whether jsonc is coloured.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -67,10 +66,7 @@ def run(
         source = read(merge(settings, {"properties": {block: {"processCount": ranks} if ranks else {}}}))
     ready = submitting.check(submitting.prepare(source, {}, env_manager, notice), notice)
     store = tracking()
-    if experiment:
-        where = submitting.experiment_named(store, experiment)
-    else:
-        where = submitting.choose_experiment(store, source, os.environ.get("MLFLOW_EXPERIMENT_ID") or None)
+    where = submitting.choose_experiment(store, source, experiment)
     submitting.run(ready, store, where, run_name)
 
 

@@ -154,46 +154,26 @@ def upload(account: Account, share: str, source: str, path: str) -> Any:
     """Copy a file to a file share, in place of one of that name; its directory is made."""
     from mlflow_batchai.storage.accounts import find
 
-    with _reading(source):
-        file, size = _opened(Path(source))
-    with file, account.using(share) as opened:
-        target = _target(opened, path, Path(source).name)
+    if not Path(source).is_file():
+        raise UsageError(f"--source: '{source}' is no file of this machine; files are uploaded one at a time")
+    with Path(source).open("rb") as file, account.using(share) as opened:
+        target, size = _target(opened, path, Path(source).name), os.fstat(file.fileno()).st_size
         with progress(f"{share}/{target}", size) as tell:
-            opened.send(target, _Told(source, file, tell), size)
+            opened.send(target, _Told(file, tell), size)
         return entry_shape(find(opened, target))
-
-
-@contextlib.contextmanager
-def _reading(source: str) -> Iterator[None]:
-    """Raise an OSError of reading a file of this machine as UsageError."""
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(f"--source: '{source}' can't be read: {error.strerror}") from error
 
 
 class _Told:
     """A file that tells how much is read of it."""
 
-    def __init__(self, source: str, file: BinaryIO, tell: Callable[[int], None]) -> None:
-        self._source = source
+    def __init__(self, file: BinaryIO, tell: Callable[[int], None]) -> None:
         self._file = file
         self._tell = tell
 
     def read(self, size: int) -> bytes:
-        with _reading(self._source):
-            data = self._file.read(size)
+        data = self._file.read(size)
         self._tell(len(data))
         return data
-
-
-def _opened(source: Path) -> tuple[BinaryIO, int]:
-    if source.is_dir():
-        raise UsageError(f"--source: '{source}' is a folder; files are uploaded one at a time")
-    if source.exists() and not source.is_file():
-        raise UsageError(f"--source: '{source}' is no file")
-    file = source.open("rb")
-    return file, os.fstat(file.fileno()).st_size
 
 
 def _target(share: Share, path: str, name: str) -> str:

@@ -38,12 +38,10 @@ def retry(submitted: Submitted, cluster: Cluster, say: Callable[[str], None]) ->
     ``submitted`` is at that attempt afterwards, and its run is SCHEDULED. One that fails half-way is undone as a submit is.
 
     Args:
-        cluster: the job's.
         say: told when the results of the attempt before are waited for, and when its share is away meanwhile.
 
     Raises:
         JobError: the job hasn't ended, has succeeded, somebody else retries it just now, or its secrets are not here.
-        BatchAIError: its nodes or its share can't be used.
     """
     submitted.job = submitted.job.at(submitted.job.newest())
     state = runner.state(submitted)
@@ -86,8 +84,6 @@ def requeue(submitted: Submitted, cluster: Cluster, why: str, say: Callable[[str
     ``submitted`` is at that attempt afterwards. A job that ends meanwhile, by itself or because somebody wants it, has ended.
 
     Args:
-        cluster: the job's.
-        why: a sentence for people.
         say: told before the end of its attempt is waited for.
 
     Returns:
@@ -96,7 +92,6 @@ def requeue(submitted: Submitted, cluster: Cluster, why: str, say: Callable[[str
     Raises:
         JobError: it can't be put back in the queue, and is left as it is; or its attempt doesn't end.
         JobFailedError: the next attempt could not be started: the job has failed with that reason.
-        BatchAIError: its share can't be used.
     """
     secrets = _agent_secrets(submitted, cluster)
     before, submitted.secrets = submitted.job, secrets

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from rich.console import Console as RichConsole
     from rich.status import Status
 
-SHOWN_METRICS = 6
 PROGRESS_SECONDS, REDRAW_SECONDS = 5.0, 0.5
 
 
@@ -144,7 +143,7 @@ class JobConsole:
             self.state(self._line())
 
     def _line(self) -> str:
-        values = "  ".join(f"{name} {value:.4g}" for name, value in list(self._epoch.items())[:SHOWN_METRICS])
+        values = "  ".join(f"{name} {value:.4g}" for name, value in self._epoch.items())
         return f"step {self._step}: {values}"
 
     def tell_step(self) -> None:

@@ -27,8 +27,6 @@ class NoFolderError(JobError):
     """No plan lies where a run says that its job lies: nothing of it was started, or nothing is left.
 
     Attributes:
-        name: the job's.
-        run_id: its run's.
         unstarted: whether the run still waits for it to be started.
         run_ended: whether the run has ended.
     """
@@ -46,19 +44,15 @@ class NoFolderError(JobError):
         super().__init__(f"job {self.name} has no job folder: {why} (looked for on {where}){hint}")
 
 
-def find(name: str, tracking: Tracking, workspace: str | None = None, experiment_id: str | None = None) -> Submitted:
+def find(name: str, tracking: Tracking) -> Submitted:
     """A job that was submitted earlier, by its name or run id.
-
-    Args:
-        workspace: the one that it must stand under; None: any.
-        experiment_id: likewise.
 
     Raises:
         JobNotFoundError: there is none.
         NoFolderError: its folder is not on its share.
         ShareError: its share is not on this machine.
     """
-    return of_run(index.find(runs.client(tracking), name, workspace, experiment_id), tracking)
+    return of_run(index.find(runs.client(tracking), name), tracking)
 
 
 def of_run(run: Run, tracking: Tracking) -> Submitted:

@@ -50,15 +50,12 @@ def prepare(
 
     Args:
         folder: an empty one, for the code; it has to be there until the job is submitted.
-        cluster: another one than the job's, or None.
-        say: told every warning.
         trust: shown what would run of a job that another key has signed; raises if a person says no. None: it isn't run.
 
     Raises:
         JobError: its code was not kept, or secrets of its document are not here.
         JobChangedError: what is kept is not what the job ran.
         JobNotTrustedError: this user has not signed it.
-        BatchAIError: the new job could not run.
     """
     name = run.data.tags[runs.TAG_JOB]
     files = _download(run, tracking, folder / "kept", name)

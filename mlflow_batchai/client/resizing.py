@@ -45,7 +45,6 @@ def resize(cluster: Cluster, settings: ScaleSettings, option: str, tracking: Cal
         option: what becomes of those that run there: ``requeue``, ``terminate`` or ``waitforjobcompletion``.
         tracking: the store that their runs are in; asked for only if a job is put back in the queue, or is ended and nobody
             relays it.
-        say: told what becomes of each job.
 
     Returns:
         The cluster as it is now; some of its nodes may still be leaving.
@@ -194,7 +193,6 @@ def delete(name: str, tracking: Callable[[], Tracking], say: Say) -> None:
 
     Args:
         tracking: the store that their runs are in; asked for only if nobody relays one of them any more.
-        say: told what becomes of each job.
 
     Raises:
         ClusterNotFoundError: there is none.

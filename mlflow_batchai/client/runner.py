@@ -32,11 +32,7 @@ def cancel(submitted: Submitted, why: str = "", who: str | None = None) -> None:
 
 
 def state(submitted: Submitted, ending: bool = True) -> JobState:
-    """The job's state now; ``submitted.job`` is at its present attempt afterwards.
-
-    Args:
-        ending: see ``Job.state``.
-    """
+    """The job's state now; ``submitted.job`` is at its present attempt afterwards. ``ending``: see ``Job.state``."""
     while True:
         found = submitted.job.state(ending)
         if found.next_attempt is None:
@@ -53,12 +49,7 @@ def user() -> str:
 
 
 def wait(submitted: Submitted, say: Callable[[str], None], check: Callable[[], None] = lambda: None) -> JobState:
-    """Wait until the job's run is finished.
-
-    Args:
-        say: told when its share is away.
-        check: called at every look; what it raises ends the wait.
-    """
+    """Wait until the job's run is finished. ``check``: called at every look; what it raises ends the wait."""
     patience = Patience(submitted.job, say)
     while True:
         with patience.trying():
@@ -71,11 +62,7 @@ def wait(submitted: Submitted, say: Callable[[str], None], check: Callable[[], N
 
 
 class Patience:
-    """A share that can't be used for a while (this machine slept, its network is away) is no reason to stop watching.
-
-    Args:
-        say: told of it, in one sentence.
-    """
+    """A share that can't be used for a while (this machine slept, its network is away) is no reason to stop watching."""
 
     def __init__(self, job: Job, say: Callable[[str], None]) -> None:
         self._job = job
@@ -108,7 +95,6 @@ def watch(submitted: Submitted, console: JobConsole, signals: Signals, from_star
 
     Args:
         signals: what they mean; its handlers are installed here if the caller hasn't.
-        from_start: whether output that came before is shown.
 
     Raises:
         JobDetachedError: told to leave; the job goes on, and the message has the line that attaches to it.

@@ -62,9 +62,6 @@ class Signals:
     Args:
         cancels: whether Ctrl-C ends the job (for its submitter) or leaves it.
         asks: whether it asks at a terminal before it ends the job.
-
-    Attributes:
-        submitting: True until ``watching`` was called.
     """
 
     def __init__(self, cancels: bool = True, asks: bool = False) -> None:

@@ -30,7 +30,6 @@ def stream_file(
     A job that nobody relays gets a follower: if its nodes are lost as well, nobody else would ever say that it has ended.
 
     Args:
-        say: told, in a sentence, what is worth knowing.
         opened: told the address of each file.
         restarted: told instead of ``say`` that the text begins anew.
         required: whether it is a failure if the job ends without it; else ``say`` is told so.

@@ -96,9 +96,6 @@ class SubmittedJob:
             timeout: seconds; None: however long it takes.
             show: whether the ranks' output and a line of progress are printed meanwhile, from the start on.
 
-        Returns:
-            This job.
-
         Raises:
             JobFailedError: it has failed, or was terminated; the message has the reason, ``exit_code`` the job's exit code.
             StillRunningError: (a TimeoutError) it has not ended in time, and goes on.
@@ -139,7 +136,6 @@ class SubmittedJob:
         """The lines that the ranks have written, of the present attempt.
 
         Args:
-            follow: whether to go on until the job has ended.
             rank: only this one's; default: all, joined, each line marked ``[rank]`` if there are several.
             stream: ``stdout`` or ``stderr``.
 
@@ -161,11 +157,7 @@ class SubmittedJob:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The last value of each metric that has come to MLflow.
-
-        Raises:
-            TrackingError: MLflow can't be asked.
-        """
+        """The last value of each metric that has come to MLflow. Raises TrackingError: MLflow can't be asked."""
         with stores.as_tracking_error():
             return dict(runs.client(self._submitted.tracking).get_run(self.run_id).data.metrics)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import shutil
 import zipfile
@@ -52,40 +53,29 @@ DEFAULT_EXPERIMENT = "0"
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class RunRequest:
-    """Properties of a job's MLflow run.
-
-    Attributes:
-        tags: MLflow's own tags of the run.
-        run_id: an existing run to use, or None.
-        resource_group: part of the job's id; None: the default one.
-        unique: whether its workspace and experiment may have no other job of that name.
-    """
-
-    tracking: Tracking
-    experiment_id: str
-    experiment_name: str
-    workspace: str
-    tags: Mapping[str, str]
-    run_name: str | None = None
-    run_id: str | None = None
-    resource_group: str | None = None
-    unique: bool = False
-
-
 def create(
-    prepared: Prepared, cluster: Cluster, request: RunRequest, progress: Callable[[int, int], None] | None = None
+    prepared: Prepared,
+    cluster: Cluster,
+    tracking: Tracking,
+    experiment: Experiment,
+    workspace: str,
+    tags: Mapping[str, str],
+    run_name: str | None = None,
+    run_id: str | None = None,
+    resource_group: str | None = None,
+    unique: bool = False,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Submitted:
     """Send the code, make the run, write the job folder, start the agents, start the follower.
 
     A submit that fails half-way is undone: what was started is ended, and a run that was made is FAILED with the reason.
 
     Args:
+        tags: MLflow's own tags of the run.
+        run_id: an existing run to use, or None.
+        resource_group: part of the job's id; None: the default one.
+        unique: whether its workspace and experiment may have no other job of that name.
         progress: told (bytes sent, bytes to send) while files go up.
-
-    Raises:
-        BatchAIError: it could not be submitted.
     """
     share = cluster.share
     sets = (prepared.code, prepared.inputs, prepared.tools)
@@ -97,31 +87,24 @@ def create(
     for files in sets:
         upload(share, files, progress)
     places.note(share, prepared.plan.folder_prefix)
-    segment = place_of(request.workspace, request.experiment_name, prepared.name, prepared.job_id)
+    segment = place_of(workspace, experiment.name, prepared.plan.name, prepared.plan.job)
     folder = "/".join(part for part in (prepared.plan.folder_prefix, segment) if part)
-    mlflow = runs.client(request.tracking)
+    mlflow = runs.client(tracking)
+    tags = {**tags, **_tags(prepared, cluster, workspace, resource_group), runs.TAG_FOLDER: folder}
     with contextlib.ExitStack() as undo:
-        run = runs.create(
-            mlflow,
-            request.experiment_id,
-            {**request.tags, **_tags(prepared, cluster, request), runs.TAG_FOLDER: folder},
-            prepared.parameters,
-            request.run_name,
-            request.run_id,
-        )
-        run_id = run.info.run_id
-        undo.enter_context(run_fails_with_it(request.tracking, run_id))
-        if request.unique and not index.is_first(mlflow, run):
+        run = runs.create(mlflow, experiment.experiment_id, tags, prepared.parameters, run_name, run_id)
+        run_id = str(run.info.run_id)
+        undo.enter_context(run_fails_with_it(tracking, run_id))
+        if unique and not index.is_first(mlflow, run):
             mlflow.delete_run(run_id)  # so that it doesn't take the name
-            raise UsageError(f"somebody else has just started a job '{prepared.name}' in '{request.experiment_name}'")
+            raise UsageError(f"somebody else has just started a job '{prepared.plan.name}' in '{experiment.name}'")
         plan = replace(
             prepared.plan,
             secret_variables=tuple(sorted(prepared.secrets)),
-            name=prepared.name,
             cluster=cluster.name,
-            workspace=request.workspace,
-            experiment=request.experiment_name,
-            experiment_id=request.experiment_id,
+            workspace=workspace,
+            experiment=experiment.name,
+            experiment_id=experiment.experiment_id,
             run_id=run_id,
             run_name=run.info.run_name or "",
             run_parameters=dict(prepared.parameters),
@@ -131,8 +114,6 @@ def create(
         paths = protocol.JobPaths(folder)
         undo.enter_context(attempt_fails_with_it(share, folder))
         share.write(paths.spec, protocol.encode([prepared.document]))
-        if prepared.changes:
-            share.write(paths.code, protocol.encode([prepared.changes]))
         signed = signing.sign(paths.plan, plan.record())
         share.write(paths.plan, protocol.encode([signed]))
         told = {
@@ -141,21 +122,21 @@ def create(
             **prepared.credentials,
         }
         origin = Origin(plan, signing.examine(paths.plan, signed)[0], Signature.OWN)
-        submitted = Submitted(Job(share, folder, 1, origin), run_id, request.tracking, told=prepared.told)
+        submitted = Submitted(Job(share, folder, 1, origin), run_id, tracking, told=prepared.told)
         start(submitted, cluster, told)
     return submitted
 
 
-def _tags(prepared: Prepared, cluster: Cluster, request: RunRequest) -> dict[str, str]:
+def _tags(prepared: Prepared, cluster: Cluster, workspace: str, resource_group: str | None) -> dict[str, str]:
     """Tags by which jobs are found; defaults are left out."""
-    group = request.resource_group or config.default("resource_group") or config.RESOURCE_GROUP
+    group = resource_group or config.default("resource_group") or config.RESOURCE_GROUP
     # A cluster may belong to another workspace than its job.
     placed = {runs.TAG_RESOURCE_GROUP: group, runs.TAG_CLUSTER_ID: _cluster_id(cluster)}
-    usual = (config.RESOURCE_GROUP, arm_id(group, request.workspace, "clusters", cluster.name))
+    usual = (config.RESOURCE_GROUP, arm_id(group, workspace, "clusters", cluster.name))
     return {
-        runs.TAG_JOB: prepared.name,
+        runs.TAG_JOB: prepared.plan.name,
         runs.TAG_CLUSTER: cluster.name,
-        runs.TAG_WORKSPACE: request.workspace,
+        runs.TAG_WORKSPACE: workspace,
         runs.TAG_SHARE: cluster.share.url,
         runs.TAG_STATE: protocol.QUEUED,
         **{tag: value for tag, value in placed.items() if value not in usual},
@@ -176,10 +157,8 @@ class Source:
     """A project with the documents that say how it is to run.
 
     Attributes:
-        uri: as the user wrote it.
         config: batchai.yaml with the user's own settings over it.
         name: what the configuration is called in messages.
-        documents: files that it was read from.
     """
 
     uri: str
@@ -206,7 +185,7 @@ class Ready:
         file = self.source.project.python_env or self.source.project.conda_env
         python = file.name if file and plan.environment else container.image if container else cluster.python
         return (
-            f"job {self.prepared.name}: {plan.node_count} node(s) of cluster {cluster.name}, {plan.ranks} rank(s), "
+            f"job {self.prepared.plan.name}: {plan.node_count} node(s) of cluster {cluster.name}, {plan.ranks} rank(s), "
             f"training with {python}"
         )
 
@@ -226,12 +205,8 @@ def read(
         uri: a folder, a git repository or an archive, ``#folder`` behind it for a folder inside.
         version: git commit or branch, or None.
         settings: over the keys of batchai.yaml; ``config`` names a file that is over it as well.
-        say: told every warning.
         settings_name: what ``settings`` are called in messages.
         entry: what is run instead of an entry point of the project.
-
-    Raises:
-        BatchAIError: it can't be had, or is wrong.
     """
     project = load_project(_fetch(uri, version))
     entry = entry or find_entry_point(project, entry_point)
@@ -253,8 +228,6 @@ def prepare(
     """Work out one job of a project; no node is asked.
 
     Args:
-        env_manager: MLflow's ``--env-manager``.
-        say: told every warning.
         cwd: where relative paths start from; default: the current folder.
         like: another job of the same source, whose code is taken as it was then.
 
@@ -287,9 +260,6 @@ def check(ready: Ready, say: Say) -> Ready:
 def check_prepared(prepared: Prepared, cluster: Cluster, say: Say) -> Prepared:
     """Ask the cluster's nodes whether they can run the job; the same job, with what they lack and are sent.
 
-    Args:
-        say: told every warning.
-
     Raises:
         BatchAIError: they can't.
     """
@@ -301,19 +271,19 @@ def check_prepared(prepared: Prepared, cluster: Cluster, say: Say) -> Prepared:
     return prepared.with_tools(checked.missing)
 
 
-def choose_experiment(tracking: runs.Tracking, source: Source, experiment_id: str | None = None) -> Experiment:
-    """The experiment: the one that was named, else batchai.yaml's, else config.yaml's, else MLflow's default.
+def choose_experiment(
+    tracking: runs.Tracking, source: Source, name: str | None = None, experiment_id: str | None = None
+) -> Experiment:
+    """The experiment that was named, else MLflow's own variables', batchai.yaml's, config.yaml's, else MLflow's default.
 
-    One that isn't there yet is made.
-
-    Args:
-        experiment_id: the one that was named.
+    One that isn't there yet is made, if it is called by its name.
     """
-    mlflow = runs.client(tracking)
-    chosen = source.config.experiment or default("experiment")
-    if experiment_id is None and chosen:
-        return experiment_named(tracking, chosen)
-    return mlflow.get_experiment(experiment_id or DEFAULT_EXPERIMENT)
+    # mlflow.set_experiment sets the first of them, as people may for programs.
+    told = experiment_id or (os.environ.get("MLFLOW_EXPERIMENT_ID") if not name else None)
+    name = name or os.environ.get("MLFLOW_EXPERIMENT_NAME") or source.config.experiment or default("experiment")
+    if name and not told:
+        return experiment_named(tracking, name)
+    return runs.client(tracking).get_experiment(told or DEFAULT_EXPERIMENT)
 
 
 def experiment_named(tracking: runs.Tracking, name: str) -> Experiment:
@@ -361,23 +331,15 @@ def submit(
     Args:
         run_id: a run that is there, to be used for it.
         tags: besides those that every run of a job has.
-        progress: told (bytes sent, bytes to send) while files go up.
 
     Raises:
         BatchAIError: it could not be submitted; nothing of it is left running.
     """
     source = ready.source
     own = runs.source_tags(_shown(source.uri), source.entry.name, source.project.directory, runner.user())
-    request = RunRequest(
-        tracking,
-        experiment.experiment_id,
-        experiment.name,
-        source.config.workspace or default("workspace") or experiments.workspace_of(experiment),
-        {**(tags or {}), **own},
-        run_name,
-        run_id,
-    )
-    return create(ready.prepared, source.cluster, request, progress)
+    workspace = source.config.workspace or default("workspace") or experiments.workspace_of(experiment)
+    whole = {**(tags or {}), **own}
+    return create(ready.prepared, source.cluster, tracking, experiment, workspace, whole, run_name, run_id, progress=progress)
 
 
 def run(
@@ -398,7 +360,6 @@ def run(
     Raises:
         JobFailedError: the job has not succeeded.
         JobDetachedError: a signal, or a person, says to leave it; it goes on.
-        BatchAIError: it could not be submitted; nothing of it is left running.
     """
     signals = Signals(asks=True)
     with signals.installed() if attended else contextlib.nullcontext():

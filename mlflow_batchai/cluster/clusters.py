@@ -31,9 +31,6 @@ class Cluster:
     """A cluster, ready to use.
 
     Attributes:
-        name: as in its document's file name.
-        document: what it says.
-        share: the control share, as this machine has it.
         share_on_nodes: its path on the nodes, or its address if it is an Azure file share: they use it by REST.
         mount: how nodes mount Azure file shares: ``folder``, ``rclone``, ``cifs`` or ``bind``; None: by rclone what something
             opens, as folders what nothing does.
@@ -98,9 +95,7 @@ class Cluster:
     @property
     def open_nodes(self) -> int:
         """Nodes that take jobs."""
-        scale = self.scale
-        most = scale.manual.target_node_count if scale.manual else 0
-        return scale.auto_scale.maximum_node_count if scale.auto_scale else most
+        return self.scale.nodes
 
 
 def names() -> list[str]:
@@ -132,14 +127,7 @@ def load(name: str | None) -> tuple[Cluster, list[str]]:
 
 
 def make(name: str, document: ClusterDocument, path: Path, record: ClusterRecord | None) -> tuple[Cluster, list[str]]:
-    """A cluster of a document, and warnings.
-
-    Args:
-        path: of the document, for messages.
-
-    Raises:
-        BatchAIError: it can't be used: see ``load``.
-    """
+    """A cluster of a document, and warnings."""
     warnings: list[str] = []
     kind = _kind(document, str(path))
     if unsupported := sorted(document.node_setup.model_fields_set - {"mount_volumes", "setup_task"}):

@@ -31,11 +31,7 @@ def record_path(name: str) -> Path:
 
 
 def find(name: str) -> ClusterRecord | None:
-    """A cluster's record; None for one that nobody has created or resized.
-
-    Raises:
-        DocumentError: it can't be read.
-    """
+    """A cluster's record; None for one that nobody has created or resized. Raises DocumentError: it can't be read."""
     path = record_path(name)
     return parse(ClusterRecord, read(path), str(path))[0] if path.is_file() else None
 
@@ -71,9 +67,6 @@ def delete(name: str) -> None:
 @contextlib.contextmanager
 def locked(name: str, say: Callable[[str], None]) -> Iterator[None]:
     """For the time of the block nobody else with this client's folder changes the cluster.
-
-    Args:
-        say: told if somebody else does just now, who is waited for.
 
     Raises:
         ClusterError: there is no place for the lock.

@@ -1,23 +1,25 @@
-"""How many of a cluster's nodes take jobs, and the cluster's queue."""
+"""How many of a cluster's nodes take jobs, from its creation on, and the cluster's queue."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.cluster import clusters, records
 from mlflow_batchai.cluster.clusters import Cluster
 from mlflow_batchai.cluster.workspaces import timestamp
-from mlflow_batchai.documents.cluster import AutoScale, ClusterRecord, ManualScale, ScaleSettings
+from mlflow_batchai.config import untold
+from mlflow_batchai.documents.cluster import AutoScale, ClusterRecord, ScaleSettings, parse_cluster
 from mlflow_batchai.documents.fields import MOST_NODES
 from mlflow_batchai.engines.census import Census, NodeState, Reservation
 from mlflow_batchai.engines.parallel import in_background
-from mlflow_batchai.errors import ClusterError, UsageError
+from mlflow_batchai.errors import BatchAIError, ClusterError, UsageError
 from mlflow_batchai.job import places
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.storage import Share, job_file
@@ -27,49 +29,9 @@ WAITING = "queued: waiting for nodes"
 FIRST_SECONDS, AGAIN_SECONDS = 1.0, 30.0
 
 
-class Queued(NamedTuple):
-    """A job in a cluster's queue.
-
-    Attributes:
-        folder: its folder on the control share, empty if an earlier version of us submitted it.
-        nodes: names of the nodes that it has or waits for.
-        started: whether it has them all.
-    """
-
-    name: str
-    folder: str
-    reservation: Reservation
-    nodes: tuple[str, ...]
-
-    @property
-    def started(self) -> bool:
-        """Whether it has all its nodes."""
-        return self.reservation.started
-
-
-def queue(cluster: Cluster, census: Census | None = None) -> list[Queued]:
-    """The jobs that a cluster runs, and those that wait for it, in their order.
-
-    Raises:
-        BatchAIError: the nodes can't be asked, or the share can't be read.
-    """
-    census = census or cluster.scalable.census()
-    return [
-        Queued(
-            name_of(cluster.share, reservation),
-            reservation.folder,
-            reservation,
-            tuple(census.nodes[node].place.name for node in reservation.nodes),
-        )
-        for reservation in census.reservations
-    ]
-
-
 def name_of(share: Share, reservation: Reservation) -> str:
     """The name of a reservation's job; its id where its folder is not known or gone."""
     identity = reservation.mark.rpartition("/")[0]
-    if not reservation.folder:
-        return identity
     try:
         return str(
             protocol.decode_one(job_file(share, protocol.JobPaths(reservation.folder).plan) or b"").get("name", identity)
@@ -87,23 +49,14 @@ def sent_to(cluster: Cluster, reservation: Reservation) -> bool:
 
 
 class Waits(NamedTuple):
-    """The reason why a queued job waits.
-
-    Attributes:
-        behind: names of the jobs before it on its nodes.
-        why: in a few words, for people.
-    """
+    """The reason why a queued job waits. ``behind``: names of the jobs before it on its nodes."""
 
     behind: tuple[str, ...]
     why: str
 
 
 def waits(job: Job) -> Waits:
-    """Ask the nodes why a queued job waits.
-
-    Raises:
-        BatchAIError: its cluster isn't known here, or its nodes can't be asked.
-    """
+    """Ask the nodes why a queued job waits. Raises BatchAIError: its cluster isn't known here, or its nodes can't be asked."""
     cluster, _ = clusters.load(job.plan.cluster)
     try:
         census = cluster.scalable.census()
@@ -128,11 +81,7 @@ def closed(census: Census) -> set[int]:
 
 
 class WhyQueued:
-    """Ask the nodes now and then, in the background, why a queued job waits.
-
-    Args:
-        clock: seconds.
-    """
+    """Ask the nodes now and then, in the background, why a queued job waits."""
 
     def __init__(self, job: Job, clock: Callable[[], float] = time.monotonic) -> None:
         self._job = job
@@ -233,8 +182,7 @@ def apply(cluster: Cluster, settings: ScaleSettings) -> Cluster:
         ClusterError: some nodes could not be told; the others have been.
     """
     record = cluster.record or ClusterRecord()
-    wanted = settings.auto_scale.maximum_node_count if settings.auto_scale else _target(settings.manual)
-    size = max(wanted, cluster.engine.node_limit, cluster.document.nodes)
+    size = max(settings.nodes, cluster.engine.node_limit, cluster.document.nodes)
     changes = {
         "scale_settings": settings,
         "nodes": size if size != cluster.document.nodes else None,
@@ -244,10 +192,61 @@ def apply(cluster: Cluster, settings: ScaleSettings) -> Cluster:
     now, _ = clusters.load(cluster.name)
     with contextlib.ExitStack() as undo:
         undo.callback(now.engine.close)
-        now.scalable.admit(wanted)
+        now.scalable.admit(settings.nodes)
         undo.pop_all()
     return now
 
 
-def _target(settings: ManualScale | None) -> int:
-    return settings.target_node_count if settings else 0
+def create(
+    name: str,
+    data: Mapping[str, Any],
+    source: str,
+    record: ClusterRecord,
+    say: Callable[[str], None],
+    check: Callable[[Cluster], object],
+) -> Cluster:
+    """Make a cluster.
+
+    Args:
+        data: its document, as plain data; secrets in it are kept as they stand, in a file for this user only.
+        record: where it belongs, and since when it is there.
+        check: raises BatchAIError if no job could use the cluster.
+
+    Raises:
+        UsageError: there is one of that name.
+        BatchAIError: the document is wrong, or can't be used yet; nothing was made.
+    """
+    if records.document_path(name).exists():
+        raise UsageError(
+            f"there is a cluster '{name}' already; delete it first (batchai cluster delete -n {name}), or name another"
+        )
+    document, warnings = parse_cluster(data, source)
+    for warning in warnings:
+        say(str(warning))  # whatever was said of another cluster's
+    cluster, _ = clusters.make(name, document, Path(source), record)
+    check(cluster)
+    settings = _settings(cluster)
+    records.add_document(name, dict(data))
+    try:
+        records.save(name, record)
+        try:
+            made = apply(cluster, settings) if settings else clusters.load(name)[0]
+        except ClusterError as error:
+            # Of machines: the cluster is there, and they are unusable until they can be asked.
+            say(str(error))
+            made = clusters.load(name)[0]
+        untold(clusters.load(name)[1])  # these notices count as said
+    except BatchAIError:
+        records.delete(name)
+        raise
+    return made
+
+
+def _settings(cluster: Cluster) -> ScaleSettings | None:
+    """Scale settings from the document; without them all nodes, None where a scheduler has them."""
+    written = cluster.document.scale_settings
+    if written and written.auto_scale:
+        return automatic(cluster, written.auto_scale.minimum_node_count, written.auto_scale.maximum_node_count)
+    if written and written.manual:
+        return manual(cluster, written.manual.target_node_count, written.manual.node_deallocation_option)
+    return None if cluster.has_scheduler else manual(cluster, cluster.engine.node_limit)

@@ -7,16 +7,12 @@ import json
 
 from mlflow_batchai.agent.plan import Volume
 from mlflow_batchai.documents.cluster import ClusterRecord, NodeSetup, SetupTask
-from mlflow_batchai.documents.common import MountVolumes
 from mlflow_batchai.errors import NotSupportedError
 from mlflow_batchai.job.places import CONTROL_MOUNT, locate, mount_points, slug
 
 
 def check(setup: NodeSetup, where: str) -> None:
     """Refuse a setup task that could not be run, or whose logs could not be written.
-
-    Args:
-        where: what messages call the document.
 
     Raises:
         NotSupportedError: a secret of it lies in a Key Vault.
@@ -31,19 +27,9 @@ def check(setup: NodeSetup, where: str) -> None:
                 f"{where}: nodeSetup.setupTask.secrets '{secret.name}': valueSecretReference (Azure Key Vault) is not supported"
                 " yet; give value"
             )
-    paths = [CONTROL_MOUNT, *_mounted(setup.mount_volumes)]
+    paths = [CONTROL_MOUNT, *(entry.relative_mount_path.strip("/") for entry in setup.mount_volumes.all)]
     volumes = [Volume("cluster", path, "link") for path in paths]
     locate(task.std_out_err_path_prefix, mount_points(volumes), f"{where}: nodeSetup.setupTask.stdOutErrPathPrefix")
-
-
-def _mounted(volumes: MountVolumes) -> list[str]:
-    paths = [
-        *(entry.relative_mount_path for entry in volumes.azure_file_shares),
-        *(entry.relative_mount_path for entry in volumes.azure_blob_file_systems),
-        *(entry.relative_mount_path for entry in volumes.file_servers),
-        *(entry.relative_mount_path for entry in volumes.unmanaged_file_systems),
-    ]
-    return [path.strip("/") for path in paths]
 
 
 def secrets(task: SetupTask) -> dict[str, str]:

@@ -18,24 +18,19 @@ STEADY, RESIZING = "steady", "resizing"
 NODE_ERROR, DOCUMENT_ERROR = "NodeUnusable", "ClusterUnusable"
 
 
-def show(cluster: Cluster, census: Census | None, why: str = "") -> dict[str, Any]:
-    """All of a cluster; its secrets are null.
-
-    Args:
-        census: what its nodes do; None: they have just been asked for, and nothing is known of them.
-        why: why no job can use its mounts, if so.
-    """
+def show(cluster: Cluster, census: Census, why: str = "") -> dict[str, Any]:
+    """All of a cluster; its secrets are null. ``why``: why no job can use its mounts, if so."""
     document, record = cluster.document, cluster.record or ClusterRecord()
-    counts = node_counts(cluster, census) if census else dict.fromkeys((f"{state.value}NodeCount" for state in COUNTED), 0)
+    counts = node_counts(cluster, census)
     account = as_shown(document.user_account_settings)
     errors = [_error(DOCUMENT_ERROR, why, str(document_path(cluster.name)))] if why else []
-    errors += [_error(NODE_ERROR, node.why, node.place.name) for node in census.nodes if node.why] if census else []
+    errors += [_error(NODE_ERROR, node.why, node.place.name) for node in census.nodes if node.why]
     return {
         **_identity(cluster.name, record),
         **({"location": document.location} if document.location else {}),
         "provisioningState": "succeeded",
         "provisioningStateTransitionTime": record.creation_time,
-        "allocationState": allocation_state(cluster, census) if census else RESIZING,
+        "allocationState": allocation_state(cluster, census),
         "allocationStateTransitionTime": record.allocation_time,
         "currentNodeCount": sum(counts.values()),
         "nodeStateCounts": counts,

@@ -110,13 +110,7 @@ def _one_or_more(value: Any) -> Any:
 
 
 class ModelSettings(SpecModel):
-    """The model that a job leaves.
-
-    ``path`` is a file or folder below an output directory (absent: what a rank reported, else what is found there).
-    ``register`` names the registered model that it becomes a version of, ``alias`` what points to that version then,
-    ``promote_if`` on which condition. ``check`` has it loaded and tried on a node before it is called READY, in
-    ``check_timeout`` at most, for which the job keeps its nodes.
-    """
+    """The model that a job leaves (docs/reference.md, "Models", has each key)."""
 
     path: RelativePath | None = None
     register_as: Annotated[str, _mlflow_name("/:")] | None = Field(default=None, alias="register")
@@ -178,19 +172,10 @@ def _yes_or_files(value: Any) -> Any:
 
 
 class BatchaiFile(SpecModel):
-    """A whole batchai.yaml, or the ``batchai:`` block of an MLproject; every key is optional.
+    """A whole batchai.yaml, or the ``batchai:`` block of an MLproject; every key is optional (docs/project.md).
 
-    ``stage`` lists parameters whose value, if it names an existing file or folder, is staged to the share.
-    ``model`` absent means that no model is looked for. ``cache_preparation`` keeps what jobPreparation made on a node for later
-    jobs: true while the whole project stays the same, a list while these files of it do (an empty one: while the command does).
-    ``artifacts`` says which files of output directories go into the run.
-    ``retries`` is how often a job that fails starts again by itself, with ``min_nodes`` of its nodes at least (absent: all).
-    ``terminate_grace`` is what processes have between SIGTERM and SIGKILL, and agents that end a job are waited for that long;
-    ``relay_deadline`` is for how long a tracking server that is away is waited for once the job has ended. ``umask`` is the
-    ranks'. ``ranks`` says whether what ranks but 0 say by ``mlflow.*`` is kept.
-    ``system_metrics`` is how often nodes are sampled for their system metrics in the job's first hour: a duration, true (every
-    10 s) or false (0); None: as MLflow's own switch says. ``slurm`` has what a cluster of that engine is asked for besides.
-    ``notify`` is where news of the end go; None: as config.yaml has it.
+    ``system_metrics`` is how often nodes are sampled: a duration, true (every 10 s) or false (0); None: as MLflow's own switch
+    says. ``notify`` None: as config.yaml has it.
     """
 
     cluster: NonEmpty | None = None

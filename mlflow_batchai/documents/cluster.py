@@ -80,6 +80,11 @@ class ScaleSettings(SpecModel):
     manual: ManualScale | None = None
     auto_scale: AutoScale | None = None
 
+    @property
+    def nodes(self) -> int:
+        """The nodes that take jobs, at most."""
+        return self.auto_scale.maximum_node_count if self.auto_scale else self.manual.target_node_count if self.manual else 0
+
 
 class ImageReference(SpecModel):
     """A marketplace image, or a custom one by its id."""
@@ -174,10 +179,8 @@ def _nodes(earlier: dict[str, Any]) -> int:
     if earlier.get("engine") is Engine.SLURM:
         return MOST_NODES  # Slurm knows
     scale: ScaleSettings | None = None if earlier.get("hosts") else earlier.get("scale_settings")
-    if scale and scale.manual:
-        return scale.manual.target_node_count or DEFAULT_NODES
-    if scale and scale.auto_scale:
-        return scale.auto_scale.maximum_node_count or DEFAULT_NODES
+    if scale:
+        return scale.nodes or DEFAULT_NODES
     return len(earlier.get("hosts") or ()) or DEFAULT_NODES
 
 
@@ -215,22 +218,8 @@ KEYS_OF: Mapping[Engine, type[SpecModel]] = {Engine.SSH: SshKeys, Engine.SLURM: 
 class ClusterDocument(SshKeys, SlurmKeys):
     """A named set of nodes. Nothing is required: an empty document is a local cluster of two nodes.
 
-    Batch AI's keys may stand under ``properties`` or beside our own; both read the same
-    (`parse_cluster`). ``nodes`` (1 to 100) follows scaleSettings if absent, where a target of 0 is
-    taken as not given. ``python`` is the nodes' training interpreter and ``share`` the control share, both as
-    written: a directory, or the address of an Azure file share, for which ``credentials`` stand here or in the
-    environment. With ``engine: ssh`` the nodes are ``hosts``, ``share`` is where this machine has the control share,
-    ``shareOnNodes`` where they have it (default: at the same path), ``root`` a folder on each node's own disk and
-    ``agentPython`` what runs the agent there. With ``engine: slurm`` the nodes are those that Slurm gives: its commands run
-    here, or on the node ``login`` over SSH; ``root`` has a folder for each job, ``timeMargin`` is what Slurm's time limit is
-    longer than the job's, and ``nodes`` the most that a job may have (absent: as many as Slurm allows).
-
-    ``mount`` says how nodes mount Azure file shares: as a ``folder`` of the control share that stands for them, by
-    ``rclone`` (HTTPS), by ``cifs`` (SMB), or ``bind``: they have them mounted already, at the folders that ``mountedAt``
-    gives for ``account/share``. ``fileEndpoint`` and ``blobEndpoint`` are where accounts are elsewhere than in the public
-    cloud that documents name (``ACCOUNT`` in them stands for the account's name). ``fileServers`` gives ``host:/folder``
-    for the names of Batch AI's file servers. With ``containers: ignore`` jobs run on the nodes themselves; with ``apptainer``
-    that runs their images, in place of docker or podman.
+    Batch AI's keys may stand under ``properties`` or beside our own; both read the same (`parse_cluster`). docs/clusters.md has
+    ours. ``nodes`` follows scaleSettings if absent, where a target of 0 is taken as not given.
     """
 
     # blobMount of earlier documents: rclone mounts blob containers, whatever it says.

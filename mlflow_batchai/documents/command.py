@@ -1,8 +1,8 @@
-"""Command lines: turn an MLproject's placeholders into shell variables, and a script's arguments into run parameters.
+"""Command lines: fill an MLproject's placeholders, and turn a script's arguments into run parameters.
 
 MLflow puts shell-quoted values into an entry point's command, which fails where the project's author has quoted the
-placeholder himself (``--note "{note}"``). Here ``{note}`` becomes a reference to a variable, quoted as the place where it
-stands needs it: values never become shell text.
+placeholder himself (``--note "{note}"``), and lets a value become shell text. Here a whole number is written out, and any other
+``{note}`` becomes a reference to a variable, quoted as its place needs it, in a line that certainly runs no text.
 """
 
 from __future__ import annotations
@@ -21,44 +21,42 @@ PREFIX = "BATCHAI_PARAM_"
 def variable_names(parameters: Iterable[str]) -> dict[str, str]:
     """Parameter -> variable, distinct even where two names differ only in characters that no variable may have."""
     names: dict[str, str] = {}
-    taken: set[str] = set()
     for parameter in parameters:
         name = base = PREFIX + re.sub(r"[^A-Za-z0-9_]", "_", parameter)
         number = 2
-        while name in taken:
+        while name in names.values():
             name, number = f"{base}_{number}", number + 1
-        taken.add(name)
         names[parameter] = name
     return names
 
 
 def translate(
-    template: str, variables: Mapping[str, str], source: str, numbers: Collection[str] = (), extras: Collection[str] = ()
+    template: str,
+    variables: Mapping[str, str],
+    source: str,
+    numbers: Mapping[str, str] | None = None,
+    extras: Collection[str] = (),
 ) -> str:
     """The shell line of a command template.
 
     Args:
         template: the MLproject's command: ``{name}`` placeholders, ``{{`` and ``}}`` for braces.
         variables: parameter -> variable.
-        source: names the entry point in messages.
-        numbers: parameters that were checked to be numbers, and so may stand in arithmetic.
+        numbers: parameter -> its value, of those that were checked to be whole numbers.
         extras: parameters that the template doesn't know: ``--name value`` behind it, as MLflow has it.
 
     Raises:
-        ProjectError: a placeholder without a parameter, one where no value can be put, or braces that don't match.
+        ProjectError: a placeholder without a parameter, or in a line that may run its value; or braces that don't match.
     """
-    if extras:
-        template = template.rstrip()  # they stand on its last line, which may be a comment
+    numbers = numbers or {}
     try:
         pieces = list(string.Formatter().parse(template))
     except ValueError as error:
         raise ProjectError(f"{source}: command: {error}; write {{{{ and }}}} for braces of the shell") from error
-    quoting = _Quoting()
-    parts: list[str] = []
-    texts: dict[str, str] = {}
+    marked = ""
+    texts = {variables[name]: name for name in extras}
     for text, name, format_spec, conversion in pieces:
-        parts.append(text)
-        quoting.feed(text)
+        marked += text
         if name is None:
             continue
         if format_spec or conversion or name not in variables or name in extras:
@@ -67,123 +65,48 @@ def translate(
                 f"{source}: command has the placeholder {{{name}}}, which is no parameter ({known});"
                 " write {{ and }} for braces of the shell"
             )
-        if fault := quoting.fault(variables[name]):
-            raise ProjectError(f"{source}: command has the placeholder {{{name}}} {fault}")
-        parts.append(quoting.reference(variables[name]))
-        if name not in numbers:
+        if before := _BEFORE.search(marked):
+            what = "$" if before[0].endswith("$") else "backslash"
+            raise ProjectError(f"{source}: command has the placeholder {{{name}}} after a {what}; write it without the {what}")
+        if name in numbers:
+            number = numbers[name]
+            marked += number if re.fullmatch(r"[-+]?[0-9]+", number) else str(int(number))
+        else:
+            marked += f"\0{variables[name]}\0"
             texts[variables[name]] = name
-    if extras and not quoting.is_open:
+    line = _QUOTED.sub(_referring, marked)
+    if not texts:
+        return line
+    # Behind the last line, which may be a comment: then they are no words of the last command.
+    words = [word for name in extras for word in (f"--{shlex.quote(name)}", f'"${{{variables[name]}}}"')]
+    line = " ".join([line.rstrip() if extras else line, *words])
+    last = _Line(line, texts, source, extras).last_words()
+    if words and last[-len(words) :] != words:
         raise ProjectError(
-            f"{source}: command ends in a comment, a quote or a backslash, so parameter '{next(iter(extras))}' has no place"
-            " in it"
+            f"{source}: command ends in a comment or a backslash, so parameter '{next(iter(extras))}' has no place in it"
         )
-    line = "".join(parts)
-    if extras:
-        line = " ".join([line, *(f'--{shlex.quote(name)} "${{{variables[name]}}}"' for name in extras)])
-        texts.update((variables[name], name) for name in extras)
-    _check(line, texts, source, extras)
     return line
 
 
-class _Quoting:
-    """Follows a shell line to know how a place is quoted: a stack, since ``"$(..."...")"`` nests."""
+# What takes the meaning of a placeholder behind it: a backslash that is none itself, a "$" that begins something.
+_BEFORE = re.compile(r"(?<!\\)(?:\\\\)*(?:\\|(?<![\\$])\$)\Z")
+# A text, as the shell quotes it; where a comment begins quotes mean nothing.
+_QUOTED = re.compile(r"(?<![^\s;&|])#[^\n]*|'[^']*'|\"(?:[^\"\\]|\\.)*\"|\\.#?|\0\w+\0", re.DOTALL)
 
-    def __init__(self) -> None:
-        self._stack = ["plain"]
-        self._escaped = False
-        self._previous = ""
-        self._angles = 0
-        self._escape_in_backquotes = False
-        self._here_document = False
 
-    def feed(self, text: str) -> None:
-        for character in text:
-            if self._escaped:
-                # It begins nothing: it stands there as a letter would.
-                self._escaped, self._previous = False, "x"
-                continue
-            self._one(character)
-            # So does the second of "$$".
-            self._previous = "x" if character == "$" == self._previous else character
-
-    def _one(self, character: str) -> None:
-        stack, state = self._stack, self._stack[-1]
-        if state == "comment":
-            if character == "\n":
-                stack.pop()
-            if character != "`" or "backquote" not in stack:
-                return
-            # A backquote ends a comment, too, and then what it ends in any other place.
-            stack.pop()
-            state = stack[-1]
-        if state == "single":
-            if character == "'":
-                stack.pop()
-        elif character == "\\":
-            self._escaped = True
-            self._escape_in_backquotes |= "backquote" in stack
-        elif state == "ansi":
-            if character == "'":
-                stack.pop()
-        elif character == "(" and self._previous == "$":
-            stack.append("plain")
-        elif character == "`" and "backquote" in stack:
-            del stack[len(stack) - 1 - stack[::-1].index("backquote") :]
-            self._escape_in_backquotes = False
-        elif character == "`":
-            stack.append("backquote")
-        elif character == '"' and state == "double":
-            stack.pop()
-        elif character == '"':
-            stack.append("double")
-        elif state == "double":
-            return
-        elif character == "'":
-            stack.append("ansi" if self._previous == "$" else "single")
-        elif character == "(":
-            stack.append("arithmetic" if self._previous == "(" or state == "arithmetic" else "plain")
-        elif character == ")" and state in ("plain", "arithmetic") and len(stack) > 1:
-            stack.pop()
-        elif character == "#" and (not self._previous or self._previous in " \t\n;&|(`"):
-            stack.append("comment")
-        elif character == "<":
-            # Two begin a here-document; three a here-string: one word, quoted like any other.
-            self._angles = self._angles + 1 if self._previous == "<" else 1
-            self._here_document = self._angles == 2 or (self._here_document and self._angles != 3)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether another word of the command can stand at this place."""
-        return self._stack == ["plain"] and not self._escaped
-
-    def fault(self, variable: str) -> str | None:
-        """Why no value can be put at this place, or None."""
-        if self._here_document:
-            return f"in a here-document; use ${variable} there"
-        if self._escaped:
-            return "after a backslash; drop the backslash"
-        if self._previous == "$" and self._stack[-1] not in ("single", "ansi", "comment"):
-            return "after a $; write it without the $"
-        if self._escape_in_backquotes:
-            return "in backquotes that hold a backslash; write $(...) instead"
-        return None
-
-    def reference(self, variable: str) -> str:
-        """The text that gives the variable's value as one word, or part of one, at this place."""
-        self._previous = "x"
-        state = self._stack[-1]
-        if state == "double":
-            return f"${{{variable}}}"
-        if state in ("single", "ansi"):
-            opening = "$'" if state == "ansi" else "'"
-            return f'\'"${{{variable}}}"{opening}'
-        return f'"${{{variable}}}"'
+def _referring(found: re.Match[str]) -> str:
+    """A piece of a line with references to variables in place of their marks, as one word or part of one."""
+    text = found[0]
+    reference = {"'": "'\"${\\1}\"'", "\0": '"${\\1}"'}.get(text[0], "${\\1}")
+    return re.sub("\0(\\w+)\0", reference, text)
 
 
 _VARIABLE = r"\$(?:[A-Za-z_]\w*|\{[A-Za-z_]\w*\}|[0-9@*#?$!-])"
 _LAST_ARGUMENT = re.compile(r"\$\{?_(?!\w)", re.ASCII)
-_PIECE = re.compile(rf"[^\x00-\x20'\"\\$`;&|<>()]+|'[^']*'|\\.|{_VARIABLE}", re.ASCII | re.DOTALL)
-_QUOTED_PIECE = re.compile(rf"[^\"\\$`]+|\\.|{_VARIABLE}", re.ASCII | re.DOTALL)
+# A command of plain words, without a variable and so without a text.
+_OUTPUT = r"\$\([\w ./:+,%=@~-]*\)"
+_PIECE = rf"[^\x00-\x20'\"\\$`;&|<>()]|'[^']*'|\\.|{_VARIABLE}|{_OUTPUT}"
+_WORD = re.compile(rf"(?:{_PIECE}|\"(?:[^\"\\$`]|\\.|{_VARIABLE}|{_OUTPUT})*\")+", re.ASCII | re.DOTALL)
 _BLANKS = re.compile(r"(?:[ \t]|\\\n)*(?:#[^\n]*)?")
 _OPERATOR = re.compile(r"&&|\|\||\|&|[\n;&|]")
 _REDIRECTION = re.compile(r"&>>?|\d*(?:>>|>\||>|<(?![<(&>]))", re.ASCII)
@@ -191,10 +114,6 @@ _COPIED = re.compile(r"\d*>&(?:\d+|-)(?=[ \t\n;&|)]|$)", re.ASCII)  # of any oth
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)\+?=", re.ASCII)
 # A program or a script whose last part is there to read.
 _PATH = re.compile(r"(\"?)(?!/dev/|/proc/)(?:~/|\$\w+/|\$\{\w+\}/)?[\w./][\w./+-]*\1", re.ASCII)
-# Arguments, one a line, with which these pass text on.
-_TEST = re.compile(r"(?:!\n)?(?:-[nzdefs]\n.+|.+\n(?:!=|==?)\n.+)(?:\n\])?")
-_FORMAT = re.compile(r"['\"]?[%\w\\<(\[{=:#.][^$\n]*(?:\n.*)?", re.DOTALL)
-_FORMS = {"[": _TEST, "test": _TEST, "printf": _FORMAT, "for": re.compile(r"(?!)")}
 # Interpreters, and options that may precede their scripts.
 _FLAGS = {
     re.compile(r"(?:ba|da|a|k|z)?sh"): re.compile(r"-[euxvl]+"),
@@ -217,11 +136,13 @@ def _these(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_RESERVED = _these("if then elif else fi while until do done ! { } time")
 # They change what later words mean, or have a grammar of their own.
-_UNPLAIN = _these("alias enable hash builtin declare typeset local case esac select function coproc [[")
+_UNPLAIN = _these(
+    "alias enable hash builtin declare typeset local case esac select function coproc [[ if then elif else fi for"
+    " while until do done"
+)
 _BUILTINS = _these(
-    "eval . source trap read mapfile readarray getopts let export readonly set unset wait bind compgen complete"
+    "[ test printf eval . source trap read mapfile readarray getopts let export readonly set unset wait bind compgen complete"
     " compopt fc history jobs unalias"
 )
 # They run what their arguments or their input say, or start what these name.
@@ -240,33 +161,17 @@ _STARTERS = _these(
 )
 
 
-def _check(line: str, texts: Mapping[str, str], source: str, extras: Collection[str]) -> None:
-    """Raise ProjectError unless a shell line certainly runs no text of these variables.
+class _Line:
+    """A shell line of which it is certain that it runs no text of some variables; anything else is refused.
 
-    This is an allow-list, not bash's grammar: the few forms in which text is certainly handed on. A line that holds text
-    is made of words, quotes, ``$NAME``, ``$(...)``, lists, pipes, redirections to files, ``if``, ``for`` and ``while``; the
-    text stands among the arguments of a command that isn't known to evaluate them. Everything else is refused, harmless
-    or not.
+    This is an allow-list, not bash's grammar. A line is made of words, quotes, ``$NAME``, the output of a plain command
+    (``$(nproc)``), lists, pipes, and redirections to files; text stands among the arguments of a command that isn't known to
+    evaluate them. Everything else is refused, harmless or not.
 
     Args:
-        line: what ``bash -c`` is given.
-        texts: variables that hold text -> their parameters; without any, every line passes.
-        source: names the entry point in the message.
+        texts: variables that hold text -> their parameters.
         extras: parameters that nobody has declared.
     """
-    if not texts:
-        return
-    checked = _Line(line, texts, source, extras)
-    if _LAST_ARGUMENT.search(line):
-        raise checked.error((), "in a line with $_")
-    try:
-        checked.commands()
-    except RecursionError:
-        raise checked.error((), "in a line whose brackets are nested too deep") from None
-
-
-class _Line:
-    """Reads a line from left to right, and checks each command where it ends."""
 
     def __init__(self, text: str, texts: Mapping[str, str], source: str, extras: Collection[str]) -> None:
         self._text = text
@@ -278,36 +183,27 @@ class _Line:
         # Whether text may have gone into a pipe or a file, from where a command that follows could read it.
         self._flows = False
 
-    def commands(self, nested: bool = False) -> None:
-        """Check the commands up to the end, or to the bracket that ends these."""
+    def last_words(self) -> list[str]:
+        """Check all commands; the words of the last one. Raises ProjectError: a text may be run."""
+        if _LAST_ARGUMENT.search(self._text):
+            raise self._error((), "in a line with $_")
         while True:
-            self._command()
-            if nested and self._take(")"):
-                return
-            if self._at == len(self._text) and not nested:
-                return
+            words = self._command()
+            if self._at == len(self._text):
+                return words
             operator = self._take(_OPERATOR)
             if not operator:
-                raise self._unplain()
+                rest = self._text[self._at :].split("\n")[0][:12]
+                raise self._error((), f"in a line that is more than plain commands, from {rest!r} on")
             self._flows = self._flows or operator in ("|", "|&")
 
-    def _take(self, what: str | re.Pattern[str]) -> str:
+    def _take(self, what: re.Pattern[str]) -> str:
         """Move over a text that comes next; "" if it doesn't."""
-        if isinstance(what, str):
-            found = what if self._text.startswith(what, self._at) else ""
-        else:
-            match = what.match(self._text, self._at)
-            found = match[0] if match else ""
-        self._at += len(found)
-        return found
+        match = what.match(self._text, self._at)
+        self._at = match.end() if match else self._at
+        return match[0] if match else ""
 
-    def _unplain(self) -> ProjectError:
-        rest = self._text[self._at :].split("\n")[0][:12]
-        return self.error(
-            (), f"in a line that is more than plain commands, from {rest!r} on" if rest else "in a line without its end"
-        )
-
-    def error(self, words: Iterable[str], place: str) -> ProjectError:
+    def _error(self, words: Iterable[str], place: str) -> ProjectError:
         """The refusal of a text: of the one in these words, or else of the line's first."""
         found = self._texts.search(" ".join(words)) or self._texts.search(self._text)
         variable = found[0] if found else next(iter(self._parameters))
@@ -318,11 +214,11 @@ class _Line:
                 " MLproject"
             )
         return ProjectError(
-            f"{self._source}: command has the placeholder {{{name}}} {place}; declare the parameter as"
-            f" int, or have the program read the environment variable {variable}"
+            f"{self._source}: command has the placeholder {{{name}}} {place}; declare the parameter as int, or have a script of"
+            f" the project read the environment variable {variable}"
         )
 
-    def _command(self) -> None:
+    def _command(self) -> list[str]:
         assignments: list[str] = []
         words: list[str] = []
         targets: list[str] = []
@@ -333,45 +229,25 @@ class _Line:
                 continue
             if operator := self._take(_REDIRECTION):
                 self._take(_BLANKS)
-                targets.append(self._word())
+                targets.append(self._take(_WORD))
                 if not targets[-1]:
-                    raise self._unplain()
+                    raise self._error((), f"in a line with '{operator}' that is followed by no file")
                 writes = writes or ">" in operator
                 continue
-            if not (assignments or words or targets) and not self._text.startswith("((", self._at) and self._take("("):
-                self.commands(nested=True)
-                continue
-            word = self._word()
+            word = self._take(_WORD).replace("\\\n", "")
             if not word:
                 break
-            if word in _RESERVED and not (assignments or words or targets):
+            if word in ("!", "time") and not (assignments or words or targets):
                 continue
             (assignments if not words and _ASSIGNMENT.match(word) else words).append(word)
+        every = [*assignments, *words, *targets]
+        if self._flows and any("$(" in word for word in every):
+            raise self._error(every, "in a line with $(...), which may read it")
         self._assigned(assignments, words)
         if words:
-            self._named(words, self._flows or self._has([*assignments, *words, *targets]))
+            self._named(words, self._flows or self._has(every))
         self._flows = self._flows or (writes and self._has([*words, *targets]))
-
-    def _word(self) -> str:
-        """The text of the word that comes next, with its quotes; "" if none does."""
-        begun = self._at
-        while self._take(_PIECE) or self._quoted() or self._substituted():
-            pass
-        return self._text[begun : self._at].replace("\\\n", "")
-
-    def _quoted(self) -> bool:
-        if not self._take('"'):
-            return False
-        while not self._take('"'):
-            if not (self._take(_QUOTED_PIECE) or self._substituted()):
-                raise self._unplain()
-        return True
-
-    def _substituted(self) -> bool:
-        if self._text.startswith("$((", self._at) or not self._take("$("):
-            return False
-        self.commands(nested=True)
-        return True
+        return words
 
     def _has(self, words: Iterable[str]) -> bool:
         return any(self._texts.search(word) for word in words)
@@ -381,15 +257,15 @@ class _Line:
             name = assignment.partition("=")[0].rstrip("+")
             if self._has([assignment]) and (not words or _SPECIAL.fullmatch(name)):
                 why = "which programs are found or run by" if words else "which stands alone: put a command behind it"
-                raise self.error([assignment], f"in the value of {name}, {why}")
+                raise self._error([assignment], f"in the value of {name}, {why}")
 
     def _named(self, words: Sequence[str], has_text: bool) -> None:
         """Check a command by its name, which must be there to read, and its arguments if text may reach it."""
         name = _base(words[0])
         if found := _UNPLAIN & {name, *(map(_base, words) if name == "command" else ())}:
-            raise self.error(words, f"in a line with '{min(found)}'")
+            raise self._error(words, f"in a line with '{min(found)}'")
         if name != "[" and not self._is_path(words[0]):
-            raise self.error(words, f"in a line with a command whose name is not written out plainly, {words[0]!r}")
+            raise self._error(words, f"in a line with a command whose name is not written out plainly, {words[0]!r}")
         if has_text:
             self._arguments(words)
 
@@ -399,9 +275,8 @@ class _Line:
     def _arguments(self, words: Sequence[str]) -> None:
         """Check a command that text may reach."""
         name, arguments = _base(words[0]), list(words[1:])
-        form = _FORMS.get(name) if self._has(words) else None
-        if name in _PROGRAMS or name in _BUILTINS or (form and not form.fullmatch("\n".join(arguments))):
-            raise self.error(words, f"in the words or the input of '{name}', which may run them")
+        if name in _PROGRAMS or name in _BUILTINS:
+            raise self._error(words, f"in the words or the input of '{name}', which may run them")
         if name.endswith(_SCRIPTS):
             return
         if flags := interpreter_flags(name):
@@ -410,7 +285,7 @@ class _Line:
             if name.startswith(("python", "pypy")) and arguments[:1] == ["-m"] and arguments[1:2] not in _MODULES:
                 arguments.pop(0)
             if not arguments or not self._is_path(arguments[0]):
-                raise self.error(words, f"in the words or the input of '{name}' without the plain name of a script behind it")
+                raise self._error(words, f"in the words or the input of '{name}' without the plain name of a script behind it")
             return
         if name in _STARTERS:
             while arguments and arguments[0][0].isdigit() and not self._has(arguments[:1]):
@@ -420,7 +295,7 @@ class _Line:
                 return
         inner = next((index for index, word in enumerate(words) if index and _is_known(_base(word))), None)
         if name in _STARTERS and (inner is None or self._has(words[:inner])):
-            raise self.error(words, f"behind '{name}' without the plain name of a program before it")
+            raise self._error(words, f"behind '{name}' without the plain name of a program before it")
         if inner is not None:
             self._arguments(words[inner:])
 

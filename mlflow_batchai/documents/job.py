@@ -66,12 +66,6 @@ class _ScriptOrConfiguration(ScriptProcesses):
     programs: ClassVar[tuple[str, ...]] = ("config_file_path", "python_script_file_path")
     config_file_path: NonEmpty | None = None
 
-    @model_validator(mode="after")
-    def _one_program(self) -> _ScriptOrConfiguration:
-        if self.config_file_path is not None and self.python_script_file_path is not None:
-            raise wrong("has both configFilePath and pythonScriptFilePath; keep one")
-        return self
-
 
 class HorovodSettings(ScriptProcesses):
     """A Python script started by mpirun; ``process_count`` is all processes, by default one a node."""
@@ -113,14 +107,6 @@ class CntkSettings(_ScriptOrConfiguration):
     """CNTK: a BrainScript ``config_file_path`` or a Python script, from which ``language_type`` follows."""
 
     language_type: Annotated[Literal["Python", "BrainScript"], AnyCase] | None = None
-
-    @model_validator(mode="after")
-    def _language_fits(self) -> CntkSettings:
-        if self.language_type == "Python" and self.config_file_path:
-            raise wrong("has a configFilePath, which languageType 'Python' doesn't read")
-        if self.language_type == "BrainScript" and self.python_script_file_path:
-            raise wrong("has a pythonScriptFilePath, which languageType 'BrainScript' doesn't read")
-        return self
 
 
 class CaffeSettings(_ScriptOrConfiguration):
@@ -276,8 +262,7 @@ def parse_job(data: object, source: str) -> tuple[JobDocument, list[str]]:
 
 
 def require_complete(properties: JobProperties, source: str) -> None:
-    """Raise DocumentError unless the job can run as it stands: nodeCount, log prefix, and one framework block
-    with its program. ``source`` names the file in the message."""
+    """Raise DocumentError unless the job can run as it stands: nodeCount, log prefix, and one framework block"""
     lacking = [
         key_of(JobProperties, name) for name in ("node_count", "std_out_err_path_prefix") if getattr(properties, name) is None
     ]

@@ -182,11 +182,7 @@ def _parameter(where: str, name: str, value: object) -> Parameter:
 
 
 def find_entry_point(project: MLProject, name: str) -> EntryPoint:
-    """The entry point of that name, or the script of that name, as MLflow has it.
-
-    Raises:
-        ProjectError: there is neither.
-    """
+    """The entry point of that name, or the script of that name, as MLflow has it. Raises ProjectError: there is neither."""
     if name in project.entry_points:
         return project.entry_points[name]
     program = SCRIPTS.get(Path(name).suffix)

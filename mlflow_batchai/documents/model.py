@@ -140,29 +140,91 @@ def parse(model: type[M], data: object, source: str, under: Mapping[str, str] | 
     it was moved. Raises DocumentError with one line for each fault, at most ten. No message repeats the value
     of a secret.
     """
-    under = under or {}
     refuse_unfit(data, source, under)
-    document, faults = _validated(model, data)
-    unknown = [fault["loc"] for fault in faults if fault["type"] == "extra_forbidden"]
-    renamed = {path: name for path in unknown if (name := _model_at(model, path[:-1]).older.get(str(path[-1])))}
-    warnings: list[str] = []
-    for path, name in renamed.items():
-        warnings.append(f"{source}: {_shown(path, under)} is read as {name}, as API {_API} calls it")
-        data = _renamed(data, path, name)
-    if renamed:
-        document, faults = _validated(model, data)
-    ignored = [fault["loc"] for fault in faults if fault["type"] == "extra_forbidden" and _is_ignored(model, fault["loc"])]
-    for path in ignored:
-        if path != ("$schema",):
-            warnings.append(f"{source}: {_shown(path, under)} has no effect and is ignored")
-        elif isinstance(data, Mapping) and _API not in str(data["$schema"]):
-            warnings.append(f"{source}: $schema names another version; the document is read as {_API}")
-        data = _without(data, path)
-    if ignored:
-        document, faults = _validated(model, data)
-    if document is None:
-        raise DocumentError(_report(model, faults, source, under))
-    return document, list(map(Notice, warnings))
+    keys = _Keys(under or {})
+    document, faults = _validated(model, keys.known(model, data))
+    lines = keys.faults + [line for fault in faults if (line := keys.line(fault))]
+    if document is None or lines:
+        shown = [f"{source}: {_short(printable(line))}" for line in lines[:_MOST_FAULTS]]
+        if len(lines) > _MOST_FAULTS:
+            shown.append(f"{source}: and {len(lines) - _MOST_FAULTS} more")
+        raise DocumentError("\n".join(shown))
+    return document, [Notice(f"{source}: {warning}") for warning in keys.warnings]
+
+
+class _Keys:
+    """Looks at the keys of a document, before pydantic looks at the values of those that are known.
+
+    Attributes:
+        warnings: on keys that have no meaning, or another name today.
+        faults: on unknown keys.
+    """
+
+    def __init__(self, under: Mapping[str, str]) -> None:
+        self._under = under
+        # Keys that were probably meant by unknown ones: it isn't said that they are missing.
+        self._meant: set[Path] = set()
+        self.warnings: list[str] = []
+        self.faults: list[str] = []
+
+    def known(self, model: type[SpecModel], data: Any, path: Path = ()) -> Any:
+        """A copy of plain data with the known keys only, by the names that they have today."""
+        if not isinstance(data, Mapping):
+            return data
+        found = {}
+        for key, value in data.items():
+            here = (*path, key)
+            name = model.older.get(key, key)
+            if name != key:
+                self.warnings.append(f"{self._shown(here)} is read as {name}, as API {_API} calls it")
+            if name in keys_of(model):
+                if name == key or name not in data:
+                    found[name] = self._inside(model, name, value, (*path, name))
+            elif here == ("$schema",):
+                if _API not in str(value):
+                    self.warnings.append(f"$schema names another version; the document is read as {_API}")
+            elif key in _COMMENTS or key in model.meaningless:
+                self.warnings.append(f"{self._shown(here)} has no effect and is ignored")
+            elif isinstance(key, str):
+                self._unknown(model, here)
+            else:
+                found[key] = value  # no text: pydantic says so
+        return found
+
+    def _inside(self, model: type[SpecModel], key: str, value: Any, path: Path) -> Any:
+        inner, holder = _inner(model, key)
+        if inner and holder is tuple and isinstance(value, (list, tuple)):
+            return [self.known(inner, entry, (*path, index)) for index, entry in enumerate(value)]
+        if inner and holder is dict and isinstance(value, Mapping):
+            return {name: self.known(inner, entry, (*path, name)) for name, entry in value.items()}
+        return self.known(inner, value, path) if inner and not holder else value
+
+    def _unknown(self, model: type[SpecModel], path: Path) -> None:
+        key = str(path[-1])
+        folded = {name.casefold(): name for name in keys_of(model)}
+        wanted = (to_camel(key) if "_" in key else key).casefold()
+        # A key that stands too high up is one of a block below: nodeCount beside ``properties``.
+        if meant := [] if wanted in folded else sorted(_paths_to(wanted, model), key=len)[:_MOST_MEANT]:
+            shown = " or ".join(self._shown((*path[:-1], *one)) for one in meant)
+        else:
+            meant = [(folded[name],) for name in difflib.get_close_matches(wanted, folded, n=1, cutoff=0.65)]
+            shown = str(meant[0][0]) if meant else ""
+        if len(meant) == 1:
+            self._meant.add((*path[:-1], *meant[0]))
+        hint = f"did you mean {shown}?" if shown else f"known keys: {', '.join(keys_of(model))}"
+        self.faults.append(f"{self._shown(path)} is not a known key; {hint}")
+
+    def line(self, fault: ErrorDetails) -> str:
+        """What there is to say of an error of pydantic's; empty: nothing."""
+        path, name = fault["loc"], fault["type"]
+        if name == "default_factory_not_called" or (name == "missing" and path in self._meant):
+            return ""
+        if name == "invalid_key":
+            path = (*path[:-1], str(path[-1]))
+        return f"{self._shown(path)} {_sentence(fault)}".lstrip()
+
+    def _shown(self, path: Path) -> str:
+        return _shown(path, self._under)
 
 
 def refuse_unfit(data: object, source: str, under: Mapping[str, str] | None = None) -> None:
@@ -193,26 +255,6 @@ def _validated(model: type[M], data: object) -> tuple[M | None, list[ErrorDetail
         return None, error.errors(include_url=False)
 
 
-def _is_ignored(model: type[SpecModel], path: Path) -> bool:
-    return path[-1] in _COMMENTS or path[-1] in _model_at(model, path[:-1]).meaningless
-
-
-def _without(data: Any, path: Path) -> Any:
-    """A copy of plain data without the key at ``path``."""
-    return _renamed(data, path, None)
-
-
-def _renamed(data: Any, path: Path, name: str | None) -> Any:
-    """A copy of plain data with another key at ``path``, or without it; a key of that name that is there wins."""
-    first, *rest = path
-    if not rest:
-        found = {key: value for key, value in data.items() if key != first}
-        return {name: data[first], **found} if name else found
-    copied: Any = dict(data) if isinstance(data, Mapping) else list(data)
-    copied[first] = _renamed(copied[first], tuple(rest), name)
-    return copied
-
-
 def _inner(model: type[SpecModel], key: str) -> tuple[type[SpecModel] | None, type | None]:
     """The model inside a key's type ``X``, ``X | None``, ``tuple[X, ...]`` or ``dict[str, X]``, and ``tuple`` or ``dict``."""
     annotation = model.model_fields[keys_of(model)[key]].annotation
@@ -223,60 +265,9 @@ def _inner(model: type[SpecModel], key: str) -> tuple[type[SpecModel] | None, ty
     return None, holder
 
 
-def _model_at(model: type[SpecModel], path: Path) -> type[SpecModel]:
-    """The model of the mapping at ``path``, which must lead to one."""
-    steps = iter(path)
-    for step in steps:
-        if isinstance(step, str):
-            inner, holder = _inner(model, step)
-            model = inner or model
-            if holder is dict:
-                next(steps)  # a name that the user has chosen
-    return model
-
-
-def _report(model: type[SpecModel], faults: list[ErrorDetails], source: str, under: Mapping[str, str]) -> str:
-    meant: set[Path] = set()
-    lines: list[str] = []
-    # Unknown keys first: one of them may be a key that is missing.
-    for fault in sorted(faults, key=lambda fault: fault["type"] != "extra_forbidden"):
-        path, name = fault["loc"], fault["type"]
-        if name == "extra_forbidden":
-            sentence, near = _unknown(model, path, under)
-            meant.update([near] if near else [])
-            lines.append(sentence)
-        elif name == "invalid_key":
-            lines.append(f"{_shown((*path[:-1], str(path[-1])), under)} {_sentence(fault)}")
-        elif name != "default_factory_not_called" and not (name == "missing" and path in meant):
-            lines.append(f"{_shown(path, under)} {_sentence(fault)}".lstrip())
-    shown = [f"{source}: {_short(printable(line))}" for line in lines[:_MOST_FAULTS]]
-    if len(lines) > _MOST_FAULTS:
-        shown.append(f"{source}: and {len(lines) - _MOST_FAULTS} more")
-    return "\n".join(shown)
-
-
 def _short(line: str) -> str:
     """A line without most of a script, say, that stands in place of a name."""
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]} ..."
-
-
-def _unknown(model: type[SpecModel], path: Path, under: Mapping[str, str]) -> tuple[str, Path | None]:
-    """The sentence for an unknown key, and the path of the key that was probably meant."""
-    *parent, key = path
-    owner = _model_at(model, tuple(parent))
-    folded = {name.casefold(): name for name in keys_of(owner)}
-    wanted = (to_camel(str(key)) if "_" in str(key) else str(key)).casefold()
-    start = f"{_shown(path, under)} is not a known key"
-    # A key that stands too high up is one of a block below: nodeCount beside ``properties``.
-    below = _paths_to(wanted, owner)
-    if below and wanted not in folded:
-        meant = [(*parent, *inner) for inner in sorted(below, key=len)[:_MOST_MEANT]]
-        shown = " or ".join(_shown(one, under) for one in meant)
-        return f"{start}; did you mean {shown}?", meant[0] if len(meant) == 1 else None
-    close = difflib.get_close_matches(wanted, folded, n=1, cutoff=0.65)
-    if close:
-        return f"{start}; did you mean {folded[close[0]]}?", (*parent, folded[close[0]])
-    return f"{start}; known keys: {', '.join(keys_of(owner))}", None
 
 
 def _paths_to(wanted: str, model: type[SpecModel]) -> list[Path]:

@@ -31,11 +31,8 @@ class EventReader:
     on or nothing more will be written, it is skipped. A record of kind ``records.SKIPPED`` stands for what was left out.
 
     Args:
-        job: the job.
         cursor: writer -> next sequence; kept up to date.
         ending: what it was when the cursor was there.
-        clock: seconds.
-        sleep: waits that long.
 
     Attributes:
         cursor: with ``ending``, enough to go on from in another process.

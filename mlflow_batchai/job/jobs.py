@@ -40,9 +40,6 @@ class Index:
 
     Who writes a file of the job folder puts a marker there after it (``docs/internals.md``, "The index"). Readers look
     at a pace that follows what they see: once a second while there is news, every few seconds while there is none.
-
-    Args:
-        clock: seconds.
     """
 
     def __init__(self, share: Share, paths: JobPaths, clock: Callable[[], float] = time.monotonic) -> None:
@@ -95,8 +92,6 @@ class Job:
     """One attempt of a job on a share: everything that clients read of it and write to it.
 
     Args:
-        share: the control share.
-        folder: the job folder on it.
         attempt: its number, from 1; None: the job's current one.
         origin: the plan, if it was read or written by us already.
 
@@ -315,16 +310,8 @@ class Job:
         """The document as it was submitted, secrets masked; empty if it isn't there any more."""
         return self._closed(self.paths.spec) or {}
 
-    def changes(self) -> Record:
-        """How its code differs from its git commit (``plan.changes``); empty if it isn't in git."""
-        return self._closed(self.paths.code) or {}
-
     def handle(self) -> Record | None:
-        """The engine's handle (``submitted.json``), or None.
-
-        Raises:
-            JobChangedError: somebody else has written it.
-        """
+        """The engine's handle (``submitted.json``), or None. Raises JobChangedError: somebody else has written it."""
         found = self._directing(self.paths.submitted, "record of the agents")
         if found is None or self.signature is Signature.OWN:
             return found

@@ -14,8 +14,10 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from mlflow_batchai.agent.layout import node_id
 from mlflow_batchai.agent.plan import MetricRule
 from mlflow_batchai.agent.protocol import Record
+from mlflow_batchai.agent.records import is_number
 from mlflow_batchai.documents import metric_rules as rules
 from mlflow_batchai.terminal import printable
 
@@ -38,6 +40,9 @@ AUTOLOGGING = "mlflow.autologging"
 LARGEST_STEP = 2**63 - 1
 # The steps of a key whose values came without any: MLflow says 0 then.
 _NO_STEPS = [[0, 0, 1]]
+
+
+SYSTEM = "system"
 
 
 class Point(NamedTuple):
@@ -82,7 +87,6 @@ class Names:
     """Under which name each metric is stored, and what there is to tell of that.
 
     Args:
-        memory: what ``remember`` returned in an earlier process.
         known: keys that it had given by then.
     """
 
@@ -141,14 +145,10 @@ class MetricFold:
     """Turns records into points, each (key, step) once.
 
     Args:
-        rules: the plan's.
-        memory: what ``remember`` returned in an earlier process.
         same_attempt: whether that was in this attempt.
 
     Attributes:
-        names: under which metrics are stored.
         repeated: how many values came for a step that had one.
-        unread: how many were no numbers.
         refused: sentences on rules that can't be used: a share may have changed them since they were checked.
     """
 
@@ -360,7 +360,6 @@ class Pace(NamedTuple):
 
     Attributes:
         epoch: the one that is being trained, from 1.
-        epochs: how many there will be.
         end: when the last of them will have ended, as it goes: milliseconds since the epoch; None: that can't be told yet.
     """
 
@@ -454,3 +453,44 @@ class KerasLines:
     def _taken(self, line: _Line | None) -> EpochValues | None:
         self._best = self._last = None
         return EpochValues(self._epoch - 1, line.time, line.values) if line else None
+
+
+class SampleFold:
+    """Turns what nodes say of themselves into points, named as MLflow's own system metrics: ``system/node-0/...``.
+
+    A node's samples are numbered through all attempts of the job, from 0: these are the steps.
+
+    Args:
+        same_attempt: whether that was in this attempt.
+
+    Attributes:
+        unread: how many values were no numbers, or of no node.
+    """
+
+    def __init__(self, nodes: int, memory: Mapping[str, Any] | None = None, same_attempt: bool = True) -> None:
+        memory = memory or {}
+        self._nodes = nodes
+        # Of each node that has said something: where this attempt's steps begin, and the step after its last sample.
+        self._following: dict[str, int] = dict(memory.get("following", {}))
+        self._first: dict[str, int] = dict(memory.get("first", {})) if same_attempt else dict(self._following)
+        self.unread = int(memory.get("unread", 0))
+
+    def remember(self) -> dict[str, Any]:
+        """The memory for a later process, as JSON."""
+        return {"first": dict(self._first), "following": dict(self._following), "unread": self.unread}
+
+    def feed(self, records: Iterable[Record]) -> list[Point]:
+        """The points of the samples among some records, in their order."""
+        return [point for record in records if record["k"] == SYSTEM for point in self._points(record)]
+
+    def _points(self, record: Record) -> list[Point]:
+        node = node_id(record["node"])
+        step = self._first.get(node, 0) + record["n"]
+        if record["node"] >= self._nodes or step >= LARGEST_STEP:
+            self.unread += len(record["v"])
+            return []
+        self._following[node] = max(step + 1, self._following.get(node, 0))
+        numbers = {name: float(value) for name, value in record["v"].items() if is_number(value)}
+        self.unread += len(record["v"]) - len(numbers)
+        time = max(0, whole(record["t"]))
+        return [Point(metric_key(f"{SYSTEM}/{node}/{name}"), value, time, step) for name, value in numbers.items()]

@@ -92,12 +92,7 @@ def slug(text: str, longest: int = 40) -> str:
 
 
 def segment(workspace: str, experiment: str, name: str, job_id: str) -> str:
-    """Batch AI's jobOutputDirectoryPathSegment: what tells the folders of one job from those of all others.
-
-    Args:
-        experiment: its name.
-        name: the job's.
-    """
+    """Batch AI's jobOutputDirectoryPathSegment: what tells the folders of one job from those of all others."""
     return "/".join(("workspaces", slug(workspace), "experiments", slug(experiment), "jobs", name, job_id))
 
 

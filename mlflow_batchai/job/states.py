@@ -15,11 +15,9 @@ class Snapshot:
     """Content of the job folder that decides the state of one attempt.
 
     Attributes:
-        node_count: nodes of the job.
         announces: node -> announce.json.
         exits: node -> exit.json.
         requests: what was asked of this attempt.
-        verdict: the verdict, or None.
     """
 
     node_count: int
@@ -36,7 +34,6 @@ class JobState:
     Attributes:
         execution_state: queued, running, terminating, succeeded or failed.
         exit_code: the job's; None while it runs, and for one that was terminated or lost a node.
-        errors: Batch AI's errors: code, message, details.
         reason: one sentence, and the last lines of the rank that failed.
         terminated: whether a person ended it.
         end_time: milliseconds since the epoch, None while it runs.

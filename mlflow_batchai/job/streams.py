@@ -29,15 +29,7 @@ class RestartedError(Exception):
 
 
 class Tail:
-    """A file of which every look gives what is new.
-
-    Args:
-        share: where it lies.
-        path: its path there.
-
-    Attributes:
-        found: whether it has been there.
-    """
+    """A file of which every look gives what is new."""
 
     def __init__(self, share: Share, path: str) -> None:
         self.found = False

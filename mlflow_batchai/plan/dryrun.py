@@ -33,18 +33,15 @@ def describe(prepared: Prepared, cluster: Cluster, workspace: str, experiment: s
     """The job as plain data: what each node and each rank would run, with which environment, mounts and files.
 
     Nothing is made, no node is asked, and secrets are asterisks.
-
-    Args:
-        experiment: its name.
     """
-    segment = place_of(workspace, experiment, prepared.name, JOB)
+    segment = place_of(workspace, experiment, prepared.plan.name, JOB)
     folder = "/".join(part for part in (prepared.plan.folder_prefix, segment) if part)
     plan = replace(prepared.plan, job=JOB, run_id=RUN, segment=segment, folder=folder)
     request = StartRequest(JOB, protocol.job_mark(JOB, 1), folder, 1, plan.node_count, {}, terms_of(plan))
     commands = cluster.engine.render(request)
     files = [*prepared.code, *prepared.inputs, *prepared.tools]
     return {
-        "name": prepared.name,
+        "name": prepared.plan.name,
         "cluster": cluster.name,
         "workspace": workspace,
         "experimentName": experiment,

@@ -48,9 +48,7 @@ def choose_wheels(environment: PythonEnvironment | None, project: Path, share: S
     """(path on the share -> SHA-256 of the wheels that nodes may install, sentences to print).
 
     Args:
-        environment: what nodes build, as in the plan.
         project: the folder that files named in it lie in.
-        share: the control share.
 
     Raises:
         ShareError: the share can't be asked.
@@ -172,9 +170,6 @@ def _hash(file: int) -> str:
 def training_environment(project: MLProject, manager: str | None, cluster: Cluster) -> PythonEnvironment | None:
     """``python_env.yaml``, or of ``conda.yaml`` its Python and its pip part, or None where the cluster's interpreter trains.
 
-    Args:
-        manager: MLflow's ``--env-manager``.
-
     Raises:
         BatchAIError: another manager than local, virtualenv and uv, or a file that is missing or wrong.
     """
@@ -261,9 +256,6 @@ def preparation_cache(plan: Plan, cache: bool | Collection[str], source: str) ->
 
     Those are its command with the parameters that it names, the document's variables, the training interpreter or the
     image, and the files of the project that ``cache`` lists (true: all). Of a secret only the name counts.
-
-    Args:
-        cache: ``cachePreparation``.
 
     Returns:
         16 hexadecimal digits, or None where preparation runs for every job.

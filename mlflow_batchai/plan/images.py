@@ -30,7 +30,6 @@ def choose_container(project: MLProject | None, properties: JobProperties, docum
 
     Args:
         project: None for a document that stands alone.
-        source: the job document's name in messages.
 
     Returns:
         The plan's container, None where the job runs on the bare nodes; ``username`` and ``password`` of the image's registry,

@@ -33,7 +33,7 @@ from mlflow_batchai.documents.job import JobProperties
 from mlflow_batchai.documents.model import SpecModel, secret_values
 from mlflow_batchai.errors import ClusterError, DocumentError, NotSupportedError
 from mlflow_batchai.job.places import CONTROL_MOUNT, locate, mount_points, on_control, place_logs
-from mlflow_batchai.plan.secrecy import refuse_secrets
+from mlflow_batchai.plan.prepared import Prepared
 from mlflow_batchai.plan.volumes import choose_volumes
 
 # What a setup task is told of the node (``agent/attempt/setup.py``).
@@ -66,9 +66,6 @@ def choose_setup(cluster: Cluster, volumes: Sequence[Volume]) -> tuple[SetupTask
 
     ``logs`` says where its output goes: the index of a volume, or null for the control share, and the path there. Secrets stand
     there by name only.
-
-    Args:
-        volumes: the plan's.
     """
     task = cluster.document.node_setup.setup_task
     if task is None:
@@ -95,15 +92,13 @@ class Program:
     """The program of a job, whatever document describes it.
 
     Attributes:
-        command: the shell line of every rank.
         where: what messages call it.
         parameters: variable -> value, of parameters that ranks are given as text.
         inputs: those that they are given as files, as in the plan.
-        container: what it runs in, as in the plan, or None.
+        registry: who pulls the container's image, or None.
         environment: ``python_env.yaml`` as nodes build it, or None.
         python: the training interpreter, None: the cluster's.
         system_seconds: how often nodes are sampled for their system metrics, at first; 0: never; None: as MLflow's switch says.
-        options: fields of the plan for which Batch AI's documents have no key.
     """
 
     command: str
@@ -111,41 +106,19 @@ class Program:
     parameters: Mapping[str, str] = field(default_factory=dict)
     inputs: Sequence[StagedInput] = ()
     container: Container | None = None
+    registry: Mapping[str, str] | None = field(default=None, repr=False)
     environment: PythonEnvironment | None = None
     python: str | None = None
     system_seconds: float | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Planned:
-    """A plan, and what belongs to it and is never written.
-
-    Attributes:
-        plan: without ``code`` and ``preparationCache``, which depend on the files that are sent.
-        secrets: variable -> value.
-        setup: the same of the cluster's setup task.
-        credentials: index of a volume -> what opens it.
-        secret_texts: every text that must stand nowhere.
-        seconds: how long the job may take, with its waiting.
-        warnings: sentences to print.
-    """
-
-    plan: Plan
-    secrets: dict[str, str] = field(repr=False)
-    setup: dict[str, str] = field(repr=False)
-    credentials: dict[str, dict[str, str]] = field(repr=False)
-    secret_texts: frozenset[str] = field(repr=False)
-    seconds: float
-    warnings: list[str]
-
-
-def plan_job(program: Program, properties: JobProperties, document: SpecModel, cluster: Cluster, source: str) -> Planned:
-    """Work out the job's plan.
+def plan_job(
+    program: Program, properties: JobProperties, document: SpecModel, cluster: Cluster, source: str
+) -> tuple[Prepared, frozenset[str]]:
+    """(the job, without its files and what Batch AI's documents have no key for; every text that must stand nowhere).
 
     Args:
         document: all that was written, for the secrets in it.
-        source: its name in messages.
 
     Raises:
         BatchAIError: anything that would keep the job from running and can be seen from here.
@@ -215,17 +188,15 @@ def plan_job(program: Program, properties: JobProperties, document: SpecModel, c
         oversubscribe=cluster.document.oversubscribe,
         network_interface=cluster.document.network_interface,
         system_metrics=_system_seconds(program.system_seconds, properties),
-        **program.options,
     )
     warnings += _undefined(properties, frameworks.of(framework), program.command, source)
     secrets = {entry.name: _secret(entry, source) for entry in properties.secrets}
     task = cluster.document.node_setup.setup_task
     opening = (text for opens in chosen.credentials.values() for name, text in opens.items() if name != "endpoint")
     secret_texts = frozenset((*secret_values(document), *secret_values(task), *opening))
-    refuse_secrets(plan.record(), secret_texts, source, program.where)
     _check_sizes(plan, secrets, source, program.where)
-    setup_secrets = setup.secrets(task) if task else {}
-    return Planned(plan, secrets, setup_secrets, chosen.credentials, secret_texts, limit + WAITING_SECONDS, warnings)
+    told = {"volumes": chosen.credentials, "setup": setup.secrets(task) if task else {}, "registry": program.registry}
+    return Prepared(plan, secrets, told, limit + WAITING_SECONDS, warnings), secret_texts
 
 
 def _framework(properties: JobProperties, source: str) -> tuple[str, int, int]:

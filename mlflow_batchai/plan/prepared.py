@@ -8,33 +8,16 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from mlflow_batchai.agent.plan import Plan
-from mlflow_batchai.agent.plan import Tool as SentTool
+from mlflow_batchai.agent.plan import Plan, Tool
 from mlflow_batchai.engines.base import Needs, Terms
 from mlflow_batchai.errors import ClusterError
 from mlflow_batchai.storage.objects import StagedFile, hash_file
 
 
-class Tool(NamedTuple):
-    """A program to send.
-
-    Attributes:
-        file: what is sent.
-        machine: the kind of machine that it runs on, as ``uname -m`` says it.
-    """
-
-    file: StagedFile
-    machine: str
-
-    def entry(self) -> SentTool:
-        """Entry in the plan."""
-        return SentTool(self.machine, self.file.sha256, self.file.size)
-
-
-def rclone(machines: Collection[str]) -> Tool:
-    """The rclone of this machine, for nodes that have none.
+def rclone(machines: Collection[str]) -> tuple[StagedFile, Tool]:
+    """The rclone of this machine, for nodes that have none, and its entry in the plan.
 
     Args:
         machines: the kinds of machine that the nodes are.
@@ -57,7 +40,7 @@ def rclone(machines: Collection[str]) -> Tool:
         )
     path = Path(found)
     sha256, size = hash_file(path)
-    return Tool(StagedFile("rclone", path, sha256, 0o755, size=size), here)
+    return StagedFile("rclone", path, sha256, 0o755, size=size), Tool(here, sha256, size)
 
 
 def needs_of(plan: Plan) -> Needs:
@@ -77,32 +60,26 @@ class Prepared:
 
     Attributes:
         plan: the plan without what is only known at submit (run id, segment).
-        document: the job document as submitted, secrets masked.
-        parameters: parameter -> value as the user typed it, for MLflow.
         secrets: variable -> value; never written.
         credentials: ``volumes`` (index -> what opens it), ``setup`` (variable -> value, of the cluster's setup task) and
             ``registry`` (who pulls the image, or None); never written.
         seconds: how long the job may take, with its waiting.
+        document: the job document as submitted, secrets masked.
+        parameters: parameter -> value as the user typed it, for MLflow.
         tools: programs that its nodes lack.
-        changes: what the code differs in from its git commit (``plan.changes``), or None.
-        warnings: sentences to print.
         told: secrets that only its follower is told, by name.
     """
 
-    name: str
-    job_id: str
-    project: str
     plan: Plan
-    document: dict[str, Any]
-    parameters: dict[str, str]
     secrets: dict[str, str] = field(repr=False)
     credentials: dict[str, Any] = field(repr=False)
     seconds: float
-    code: Sequence[StagedFile]
-    inputs: Sequence[StagedFile]
     warnings: list[str]
+    document: dict[str, Any] = field(default_factory=dict)
+    parameters: dict[str, str] = field(default_factory=dict)
+    code: Sequence[StagedFile] = ()
+    inputs: Sequence[StagedFile] = ()
     tools: Sequence[StagedFile] = ()
-    changes: dict[str, Any] | None = None
     told: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
@@ -118,5 +95,5 @@ class Prepared:
         """
         if "rclone" not in missing:
             return self
-        tool = rclone(missing["rclone"])
-        return replace(self, plan=replace(self.plan, tools={"rclone": tool.entry()}), tools=[tool.file])
+        file, tool = rclone(missing["rclone"])
+        return replace(self, plan=replace(self.plan, tools={"rclone": tool}), tools=[file])

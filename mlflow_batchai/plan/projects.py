@@ -22,7 +22,6 @@ from mlflow_batchai.documents.model import masked
 from mlflow_batchai.errors import DocumentError, NotSupportedError, ParameterError, ProjectError
 from mlflow_batchai.job.metrics import metric_key
 from mlflow_batchai.job.places import slug
-from mlflow_batchai.plan.changes import since_commit
 from mlflow_batchai.plan.environments import choose_wheels, preparation_cache, training_environment, unused_environment
 from mlflow_batchai.plan.images import choose_container, copied_variables
 from mlflow_batchai.plan.planning import Program, plan_job
@@ -112,10 +111,6 @@ def prepare(
 
     Args:
         config: batchai.yaml with ``--backend-config`` merged over it.
-        cwd: where relative ``path`` parameters start from.
-        env_manager: MLflow's ``--env-manager``.
-        source: the document's name in messages.
-        documents: files that the configuration was read from.
         like: a job of the same project and configuration, with other values, whose code is taken, whatever has changed since.
 
     Raises:
@@ -140,37 +135,40 @@ def prepare(
         given,
         staged,
         container,
+        registry,
         training_environment(project, env_manager, cluster),
         system_seconds=None if config.system_metrics is None else config.system_metrics.total_seconds(),
-        options={
-            "metrics": tuple(MetricRule(rule.name, rule.regex, rule.step) for rule in config.metrics),
-            "model": _model(config.model) if config.model else None,
-            "retries": config.retries,
-            "min_nodes": config.min_nodes,
-            "terminate_seconds": config.terminate_grace.total_seconds(),
-            "relay_seconds": config.relay_deadline.total_seconds(),
-            "all_ranks": config.ranks == "all",
-            "artifacts": Artifacts(config.artifacts.checkpoints, config.artifacts.exclude),
-            "umask": config.umask,
-            "notify": config.notify.planned if config.notify else None,
-            "scheduler_options": config.slurm.words,
-        },
     )
-    planned = plan_job(program, properties, config, cluster, source)
+    prepared, secret_texts = plan_job(program, properties, config, cluster, source)
+    plan = replace(
+        prepared.plan,
+        name=config.name or f"{slug(project.name)}-{prepared.plan.job[:6]}",
+        metrics=tuple(MetricRule(rule.name, rule.regex, rule.step) for rule in config.metrics),
+        model=_model(config.model) if config.model else None,
+        retries=config.retries,
+        min_nodes=config.min_nodes,
+        terminate_seconds=config.terminate_grace.total_seconds(),
+        relay_seconds=config.relay_deadline.total_seconds(),
+        all_ranks=config.ranks == "all",
+        artifacts=Artifacts(config.artifacts.checkpoints, config.artifacts.exclude),
+        umask=config.umask,
+        notify=config.notify.planned if config.notify else None,
+        scheduler_options=config.slurm.words,
+    )
     # Without its quotes an argument may say what the command line, as it is written, doesn't.
-    refuse_secrets({"command": list(entry.arguments.values())}, planned.secret_texts, source, program.where)
+    spoken = {**plan.record(), "command": [plan.command, *entry.arguments.values()]}
+    refuse_secrets(spoken, secret_texts, source, program.where)
     image = container.image if container else None
-    warnings = [*unused_environment(project, env_manager, cluster, image), *notices, *planned.warnings]
+    warnings = [*unused_environment(project, env_manager, cluster, image), *notices, *prepared.warnings]
     if like is None:
-        code, notices = _code(project, entry, cluster, planned.secret_texts, documents)
+        code, notices = _code(project, entry, cluster, secret_texts, documents)
         warnings += notices
-        changes = since_commit(project.directory, code, planned.secret_texts)
         wheels, notices = choose_wheels(program.environment, project.directory, cluster.share)
         warnings += notices
     else:
-        code, changes = list(like.code), like.changes
+        code = list(like.code)
         wheels = dict(like.plan.wheels)
-    plan = replace(planned.plan, wheels=wheels, code=tuple(file.entry() for file in code))
+    plan = replace(plan, wheels=wheels, code=tuple(file.entry() for file in code))
     plan = replace(plan, preparation_cache=preparation_cache(plan, config.cache_preparation, source))
     if config.cache_preparation is not False and not plan.preparation:
         warnings.append(f"{source}: cachePreparation plays no part without properties.jobPreparation")
@@ -185,20 +183,15 @@ def prepare(
         sum(file.size for file in code),
     )
     plan = replace(plan, rerun=replace(rerun, lacks=_lacks(project, code, rerun.size, config.artifacts.code)))
-    return Prepared(
-        config.name or f"{slug(project.name)}-{plan.job[:6]}",
-        plan.job,
-        project.name,
-        plan,
-        document,
-        {**entry.arguments, **{value.parameter.name: value.text for value in values}},
-        {**copied_variables(project, cluster.document), **planned.secrets},
-        {"volumes": planned.credentials, "setup": planned.setup, "registry": registry},
-        planned.seconds,
-        code,
-        inputs,
-        warnings,
-        changes=changes,
+    return replace(
+        prepared,
+        plan=plan,
+        document=document,
+        parameters={**entry.arguments, **{value.parameter.name: value.text for value in values}},
+        secrets={**copied_variables(project, cluster.document), **prepared.secrets},
+        code=code,
+        inputs=inputs,
+        warnings=warnings,
         told=config.notify.written_out if config.notify else {},
     )
 
@@ -233,9 +226,6 @@ def _code(
 ) -> tuple[list[StagedFile], list[str]]:
     """(the project's files that go to the nodes, sentences on those that stay here).
 
-    Args:
-        secret_texts: every text that must stand nowhere.
-
     Raises:
         ProjectError: a file can't be read, or the command's own holds a secret.
     """
@@ -255,9 +245,9 @@ def _code(
 
 
 def _command(entry: EntryPoint, values: Sequence[Value], source: str) -> str:
-    """The shell line of the entry point, values referred to by their variables."""
+    """The shell line of the entry point; values that are no whole numbers are referred to by their variables."""
     variables = variable_names(value.parameter.name for value in values)
-    numbers = {value.parameter.name for value in values if value.parameter.type == "int"}
+    numbers = {value.parameter.name: value.text for value in values if value.parameter.type == "int"}
     return translate(entry.command, variables, source, numbers, [value.parameter.name for value in values if value.extra])
 
 

@@ -16,6 +16,7 @@ LEAST_LENGTH = 6
 LARGEST_DOCUMENT = 1 << 20
 STORAGE_KEYS = ("accountKey", "sasToken")
 _PLACES = {
+    "name": "the job's name",
     "environmentVariables": "properties.environmentVariables",
     "preparation": "properties.jobPreparation.commandLine",
     "parameters": "a parameter",
@@ -57,12 +58,6 @@ def _holds(path: Path, values: Sequence[bytes]) -> bool:
             if any(value in content for value in values):
                 return True
     return False
-
-
-def is_secret(name: str, content: bytes, secrets: Collection[str]) -> bool:
-    """Whether a file's content holds a secret, or is a document that has some."""
-    values = [value.encode() for value in secrets if len(value) >= LEAST_LENGTH]
-    return any(value in content for value in values) or (_is_document(Path(name)) and _gives_secrets(name, content))
 
 
 def _names_secrets(path: Path) -> bool:
@@ -118,7 +113,7 @@ def refuse_secrets(record: Mapping[str, Any], secrets: Collection[str], source: 
         DocumentError: where it stands.
     """
     values = [value for value in secrets if len(value) >= LEAST_LENGTH]
-    for key, text in _texts({name: value for name, value in record.items() if name not in ("secretNames", "code")}):
+    for key, text in _texts({**record, "secretNames": (), "code": ()}):
         if any(value in text for value in values):
             place = {**_PLACES, "command": command}.get(key, key)
             raise DocumentError(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from mlflow_batchai.agent.layout import expand
@@ -30,14 +28,19 @@ _OWN_FOLDERS = ("AZ_BATCHAI_JOB_TEMP", "AZ_BATCHAI_JOB_TEMP_DIR", "AZ_BATCHAI_SH
 
 
 def prepare(
-    document: JobDocument, name: str, cluster: Cluster, source: str, options: Mapping[str, Any] | None = None
+    document: JobDocument,
+    name: str,
+    cluster: Cluster,
+    source: str,
+    *,
+    retries: int = 0,
+    min_nodes: int | None = None,
+    umask: str = "077",
 ) -> Prepared:
     """Work out the whole job.
 
     Args:
-        name: the job's.
-        source: the document's file, for messages.
-        options: fields of the plan for which a document has no key.
+        retries, min_nodes, umask: as in the plan; a document has no keys for them.
 
     Raises:
         BatchAIError: anything that would keep the job from running and can be seen without asking a share or a node.
@@ -50,30 +53,21 @@ def prepare(
             *notices,
             f"{source}: properties.schedulingPriority plays no part: jobs start in the order in which they came",
         ]
-    program = dataclasses.replace(
-        _program(properties, container), options={**(options or {}), "scheduler_options": document.slurm.words}
+    if min_nodes and min_nodes > (properties.node_count or 1):
+        raise DocumentError(
+            f"{source}: --min-nodes {min_nodes} is more than properties.nodeCount ({properties.node_count or 1})"
+        )
+    program = dataclasses.replace(_program(properties, container), registry=registry)
+    prepared, secret_texts = plan_job(program, properties, document, cluster, source)
+    plan = dataclasses.replace(
+        prepared.plan, name=name, retries=retries, min_nodes=min_nodes, umask=umask, scheduler_options=document.slurm.words
     )
-    if (least := program.options.get("min_nodes")) and least > (properties.node_count or 1):
-        raise DocumentError(f"{source}: --min-nodes {least} is more than properties.nodeCount ({properties.node_count or 1})")
-    planned = plan_job(program, properties, document, cluster, source)
-    plan = planned.plan
     arguments = _parameters(properties)
     # Without its quotes an argument may say what the command line, as it is written, doesn't.
-    refuse_secrets({"command": list(arguments.values())}, planned.secret_texts, source, program.where)
-    return Prepared(
-        name,
-        plan.job,
-        name,
-        plan,
-        masked(document),
-        arguments,
-        planned.secrets,
-        {"volumes": planned.credentials, "setup": planned.setup, "registry": registry},
-        planned.seconds,
-        [],
-        [],
-        [*notices, *planned.warnings],
-    )
+    spoken = {**plan.record(), "command": [plan.command, *arguments.values()]}
+    refuse_secrets(spoken, secret_texts, source, program.where)
+    warnings = [*notices, *prepared.warnings]
+    return dataclasses.replace(prepared, plan=plan, document=masked(document), parameters=arguments, warnings=warnings)
 
 
 def _program(properties: JobProperties, container: Container | None) -> Program:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,14 +23,16 @@ from mlflow_batchai.documents.common import (
     UnmanagedFileSystem,
 )
 from mlflow_batchai.documents.job import JobProperties
-from mlflow_batchai.errors import BatchAIError, DocumentError, ShareError
+from mlflow_batchai.errors import BatchAIError, DocumentError, NotSupportedError, ShareError
 from mlflow_batchai.job.places import CONTROL_MOUNT
-from mlflow_batchai.plan.account_placeholders import ACCOUNT, ACCOUNT_VARIABLE, KEY_VARIABLE, filled, has_key, remember
 from mlflow_batchai.storage import accounts, credentials, open_share
+from mlflow_batchai.storage.credentials import Credential
 from mlflow_batchai.storage.location import AzureLocation, parse
 from mlflow_batchai.storage.opening import for_nodes
 from mlflow_batchai.terminal import Notice
 
+ACCOUNT_VARIABLE, KEY_VARIABLE = "AZURE_BATCHAI_STORAGE_ACCOUNT", "AZURE_BATCHAI_STORAGE_KEY"
+ACCOUNT, KEY = f"<{ACCOUNT_VARIABLE}>", f"<{KEY_VARIABLE}>"
 # For who only looks where they are: nothing is made that opens them.
 LOOKS = 0.0
 
@@ -40,7 +43,6 @@ class Chosen(NamedTuple):
     Attributes:
         credentials: index of a volume, as text -> what opens it on nodes (``key`` or ``sas``), and the ``endpoint`` that it is
             for; never written anywhere.
-        warnings: sentences to print.
     """
 
     volumes: list[Volume]
@@ -55,7 +57,6 @@ def choose_volumes(properties: JobProperties, cluster: Cluster, source: str, sec
     """Choose the volumes that the job and its cluster mount.
 
     Args:
-        source: the job document's name in messages.
         seconds: how long what nodes are given has to open their volumes.
 
     Raises:
@@ -82,9 +83,6 @@ class _Chooser:
     Args:
         seconds: how long what nodes are given has to open them; ``LOOKS``: no SAS is made, which may need
             the network.
-
-    Attributes:
-        warnings: sentences to print.
     """
 
     def __init__(self, cluster: Cluster, seconds: float) -> None:
@@ -134,7 +132,7 @@ class _Chooser:
         default = self._default_account()
         if not entry.account_name and not default:
             raise DocumentError(f"{at}: accountName is missing; give it, or set {ACCOUNT_VARIABLE}")
-        account = filled(entry.account_name or ACCOUNT, default, at, "accountName")
+        account = _filled(entry.account_name or ACCOUNT, default, at, "accountName")
         if not re.fullmatch(r"[a-z0-9-]{1,63}", account):
             raise DocumentError(f"{at}: accountName is '{account}', which no storage account can be called")
         if not re.fullmatch(r"[a-z0-9$][a-z0-9-]{2,62}", entry.container_name):
@@ -200,9 +198,9 @@ class _Chooser:
             DocumentError: it can't be used as it is described.
         """
         meant = self._default_account()
-        account = filled(entry.account_name, meant, at, "accountName") if entry.account_name else None
+        account = _filled(entry.account_name, meant, at, "accountName") if entry.account_name else None
         try:
-            location = parse(filled(entry.azure_file_url, meant, at, "azureFileUrl"), account)
+            location = parse(_filled(entry.azure_file_url, meant, at, "azureFileUrl"), account)
         except ShareError as error:
             raise DocumentError(f"{at}: azureFileUrl: {error}") from error
         if self._cluster.mount == "folder" or not self._is_azure(location.account, entry.credentials, at):
@@ -220,10 +218,10 @@ class _Chooser:
     def _is_azure(self, account: str, given: StorageCredentials | None, at: str) -> bool:
         """Whether an account is Azure's, not a folder; what the document has to open it is kept."""
         if self._cluster.mount not in (None, "folder"):
-            remember(account, given, at)
+            _remember(account, given, at)
             return True
-        if has_key(given):
-            remember(account, given, at)
+        if _has_key(given):
+            _remember(account, given, at)
         control = self._cluster.location
         if control and control.account == account:
             return True
@@ -233,11 +231,7 @@ class _Chooser:
             raise DocumentError(f"{at}: {error}") from error
 
     def _mounted(self, location: AzureLocation, at: str, file_mode: str, directory_mode: str) -> tuple[Volume, dict[str, str]]:
-        """A share that Azure serves, as the cluster mounts it.
-
-        Raises:
-            DocumentError: the cluster can't open it.
-        """
+        """A share that Azure serves, as the cluster mounts it. Raises DocumentError: the cluster can't open it."""
         how = self._cluster.mount or "rclone"
         volume = Volume(
             "",
@@ -299,13 +293,7 @@ class _Chooser:
         return key
 
     def _stand_in(self, what: str, account: str, name: str, at: str, container: str = "") -> tuple[Volume, dict[str, str]]:
-        """A folder in place of an Azure share, or of a blob container.
-
-        Args:
-            what: its name for people.
-            name: the folder's, below the account's.
-            at: where the document has it.
-        """
+        """A folder in place of an Azure share, or of a blob container. ``name``: the folder's, below the account's."""
         cluster = self._cluster
         assert cluster.file_shares
         share, path, on_nodes = cluster.file_shares
@@ -349,3 +337,48 @@ def check_volumes(volumes: Sequence[Volume], cluster: Cluster) -> None:
             assert cluster.file_shares
             share = cluster.file_shares[0]
             share.made(str(PurePosixPath(unquote(urlsplit(volume.share or "").path)).relative_to(share.root)))
+
+
+def _filled(text: str, account: str, at: str, key: str) -> str:
+    """A document's text with the placeholder for the account filled.
+
+    Args:
+        account: what it stands for; empty: nobody said.
+
+    Raises:
+        DocumentError: it has the placeholder, and nobody said.
+    """
+    if ACCOUNT in text and not account:
+        raise DocumentError(f"{at}: {key} has the placeholder {ACCOUNT}; set {ACCOUNT_VARIABLE} to the storage account's name")
+    return text.replace(ACCOUNT, account)
+
+
+def _has_key(given: StorageCredentials | None) -> bool:
+    """Whether a document gives a key, or a placeholder for one that the environment has.
+
+    Documents are shown to others with some other word in its place.
+    """
+    text = given.account_key.get_secret_value() if given and given.account_key else ""
+    return bool(os.environ.get(KEY_VARIABLE)) if text == KEY else credentials.is_key(text)
+
+
+def _remember(account: str, given: StorageCredentials | None, at: str) -> None:
+    """Use a document's key for its account from now on; a placeholder means the environment's.
+
+    Raises:
+        DocumentError: it is no key, or nobody said which.
+        NotSupportedError: it lies in a Key Vault.
+    """
+    if given is None:
+        return
+    if given.account_key is None:
+        raise NotSupportedError(f"{at}: accountKeySecretReference (Azure Key Vault) is not supported yet; give accountKey")
+    key = given.account_key.get_secret_value()
+    if key == KEY:
+        key = os.environ.get(KEY_VARIABLE, "")
+        if not key:
+            raise DocumentError(f"{at}: accountKey has the placeholder {KEY}; set {KEY_VARIABLE} to the account's key")
+    try:
+        credentials.remember(account, Credential(key, None))
+    except ShareError as error:
+        raise DocumentError(f"{at}: {error}") from error

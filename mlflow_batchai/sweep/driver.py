@@ -50,11 +50,7 @@ class _BusyError(ClusterError):
 
 
 class Driver:
-    """Drives one sweep.
-
-    Args:
-        starter: makes what starts jobs; called when the first one is to be started.
-    """
+    """Drives one sweep. ``starter``: makes what starts jobs; called when the first one is to be started."""
 
     def __init__(
         self,
@@ -182,8 +178,6 @@ class Driver:
             # The time is the job's end, so that a process that writes the metrics again adds no points.
             runs.log_metrics(self._mlflow, run_id, best.metrics, int(seen.jobs[best.index].info.end_time or 0))
         self._mlflow.log_dict(run_id, found.data(run_id, status), sweeps.RESULTS)
-        if figure := search.importances(self._sweep.plan, seen.jobs, self._say):
-            self._mlflow.log_figure(run_id, figure, sweeps.IMPORTANCES)
         self._mlflow.set_terminated(run_id, status)
         # Afterwards, so that no second process tells it again.
         try:
@@ -308,7 +302,6 @@ def watch(sweep: Sweep, process: int | None, console: JobConsole, signals: Signa
     """Tell how the sweep's jobs end, until its run has ended; its results and the run's status.
 
     Args:
-        process: of the driver that we have started.
         signals: the first Ctrl-C ends the sweep, or leaves it if signals don't cancel; other signals leave it.
 
     Raises:

@@ -37,7 +37,6 @@ class Row:
         state: one of ``STATES``.
         metrics: last values, without system metrics.
         seconds: from the start on all nodes to the end or now; None: not started.
-        reason: why it failed, or was stopped.
     """
 
     index: int

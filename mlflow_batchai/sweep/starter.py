@@ -40,13 +40,10 @@ def plan_sweep(
 
     Args:
         project: its address, as the user wrote it.
-        say: told each warning.
-        backend_config: settings over batchai.yaml: JSON, or a file.
         fields: those of the plan that the user has given; None: they follow from the project.
 
     Raises:
         UsageError: what would be kept with the sweep's run holds a secret, or the name can't be used.
-        BatchAIError: as ``check``.
     """
     settings = {**settings_from(backend_config), **({"cluster": cluster} if cluster else {})}
     plan = SweepPlan(
@@ -66,7 +63,7 @@ def plan_sweep(
         )
     parallel = plan.parallel or _fitting(source.cluster, ready.prepared) + 1
     metric, mode = comparison(plan.metric, plan.mode, source.config)
-    if metric is None and (plan.asks or plan.stop):
+    if metric is None and (plan.space or plan.stop):
         raise UsageError("--sampler tpe and --stop need to know what jobs are compared by: --metric val_accuracy")
     told = list(ready.prepared.plan.notify.on) if ready.prepared.plan.notify else None
     plan = dataclasses.replace(plan, name=name, parallel=parallel, metric=metric, mode=mode, code=code_hash(ready), told=told)
@@ -81,7 +78,7 @@ def _fitting(cluster: Cluster, prepared: Prepared) -> int:
 
 def _tried(plan: SweepPlan) -> Sequence[Combination]:
     """The combinations that are checked: all, or examples of those that Optuna will choose."""
-    return [{**plan.combinations[0], **each} for each in examples(plan.space)] if plan.asks else plan.combinations
+    return [{**plan.combinations[0], **each} for each in examples(plan.space)] if plan.space else plan.combinations
 
 
 def check(plan: SweepPlan, combinations: Sequence[Combination], say: Say) -> submitting.Ready:
@@ -109,7 +106,6 @@ class JobStarter:
 
     Raises:
         JobError: the project has changed, or another user began the sweep.
-        BatchAIError: as ``check``.
     """
 
     def __init__(self, sweep: Sweep, say: Say) -> None:
@@ -133,15 +129,15 @@ class JobStarter:
         sweep, plan, first = self._sweep, self._sweep.plan, self._first
         # Prepared again: credentials of storage are made for the time that a job may take.
         parameters = plan.combinations[number - 1]
-        if plan.asks:
+        if plan.space:
             seen = sweeps.look(runs.client(sweep.tracking), sweep)
             parameters = {**parameters, **search.ask(plan, seen.jobs, number)}
         ready = submitting.prepare(first.source, parameters, plan.env_manager, self._say, Path(plan.cwd), first)
         ready = submitting.check(ready, self._say)
         name = plan.job_name(number)
         # The sweep's end is told, not that of each job.
-        quiet = dataclasses.replace(ready.prepared.plan, notify=Notify())
-        ready = dataclasses.replace(ready, prepared=dataclasses.replace(ready.prepared, name=name, plan=quiet))
+        quiet = dataclasses.replace(ready.prepared.plan, name=name, notify=Notify())
+        ready = dataclasses.replace(ready, prepared=dataclasses.replace(ready.prepared, plan=quiet))
         experiment = runs.client(sweep.tracking).get_experiment(sweep.experiment_id)
         return submitting.submit(ready, sweep.tracking, experiment, name, tags=sweep.job_tags(number))
 

@@ -30,7 +30,7 @@ TAG_STOPPED = "batchai.sweepStopped"
 TAG_NAME, TAG_JOBS, TAG_DRIVER = "batchai.sweepName", "batchai.sweepJobs", "batchai.sweepDriver"
 TAG_BEST, TAG_BEST_METRIC = "batchai.sweepBest", "batchai.sweepBestMetric"
 TAG_PARENT, TAG_NOTE = "mlflow.parentRunId", "mlflow.note.content"
-PLAN, RESULTS, IMPORTANCES = "sweep/plan.json", "sweep/results.json", "sweep/importances.png"
+PLAN, RESULTS = "sweep/plan.json", "sweep/results.json"
 LONGEST_JOB_NAME = 50
 Mode = Literal["min", "max"] | None
 _IS_SWEEP = f"tags.`{TAG_JOBS}` LIKE '%'"
@@ -47,10 +47,7 @@ class SweepPlan:
         parallel: the most jobs at once that have not ended.
         metric: what jobs are compared by; None: a usual one.
         mode: whether less or more is better; None: by the metric's name.
-        code: the hash of the project's files.
-        space: what a sampler chooses from: parameter -> values, or a range.
-        asks: whether Optuna chooses when a job is started.
-        seed: the sampler's.
+        space: what Optuna chooses from when a job is started: parameter -> values, or a range.
         stop: whether jobs that fall behind the median are ended.
         told: of which ends batchai.yaml has people told; None: it says nothing.
     """
@@ -68,7 +65,6 @@ class SweepPlan:
     mode: Mode
     code: str
     space: Values = field(default_factory=dict)
-    asks: bool = False
     seed: int = 0
     stop: bool = False
     told: Sequence[str] | None = None
@@ -78,7 +74,7 @@ class SweepPlan:
         return f"{slug(self.name, LONGEST_JOB_NAME)}-{number}"
 
     def parameters(self, number: int, run: Run | None) -> Combination:
-        """The parameters of a job; those that a sampler has chosen stand in its run."""
+        """The parameters of a job; those that Optuna has chosen stand in its run."""
         chosen = run.data.params if run and self.space else {}
         return {**self.combinations[number - 1], **{name: chosen[name] for name in self.space if name in chosen}}
 
@@ -127,11 +123,7 @@ def _signed(run_id: str, text: str) -> tuple[str, str]:
 
 
 def of_run(run: Run, tracking: Tracking) -> Sweep:
-    """The sweep of a parent run.
-
-    Raises:
-        JobError: its plan can't be read.
-    """
+    """The sweep of a parent run. Raises JobError: its plan can't be read."""
     run_id = str(run.info.run_id)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(runs.client(tracking).download_artifacts(run_id, PLAN, folder))
@@ -185,8 +177,6 @@ class Seen:
     """A sweep as its runs say that it is.
 
     Attributes:
-        status: of the parent run.
-        tags: of the parent run.
         jobs: number -> run of each job that was started; the run may be deleted since.
         active: numbers of jobs that have not ended.
         unstarted: numbers of jobs that are to be started.
@@ -205,11 +195,7 @@ class Seen:
 
 
 def look(mlflow: MlflowClient, sweep: Sweep) -> Seen:
-    """Look at the runs of a sweep, deleted ones too, by one search.
-
-    Raises:
-        JobError: the parent run is deleted.
-    """
+    """Look at the runs of a sweep, deleted ones too, by one search. Raises JobError: the parent run is deleted."""
     found = index.deleted_too(mlflow, sweep.experiment_id, f"tags.`{TAG_SWEEP}` = '{sweep.run_id}'")
     # If a job has a deleted run and another one, the other one counts.
     found.sort(key=lambda run: str(run.info.lifecycle_stage), reverse=True)

@@ -39,16 +39,9 @@ class Facts:
     """Facts about a job for its description.
 
     Attributes:
-        plan: the job's, as it holds for its attempt.
-        attempt: its number.
-        state: the job's.
-        hosts: machines of the nodes that it has.
         waits: what it waits for before it is started; empty: nothing, or for nodes only.
         pace: how far its training has come, if its lines tell.
-        last_step: the highest step that it has reported.
-        sending: what is being sent to MLflow just now.
         notes: sentences on what was left out, and what else there is to tell.
-        script_note: what a script has said of the run.
     """
 
     plan: Plan
@@ -218,7 +211,6 @@ def merged(present: str, write: Callable[[int], str]) -> str:
     """A run's description with our part in it brought up to date; what a person has written around it stays.
 
     Args:
-        present: the description as it is now.
         write: makes our part, given how many characters it may have; one that is longer has no room beside what he wrote.
     """
     end = present.find(END)
@@ -234,11 +226,7 @@ def merged(present: str, write: Callable[[int], str]) -> str:
 
 
 class Description:
-    """Keeps a run's description up to date.
-
-    Args:
-        clock: seconds.
-    """
+    """Keeps a run's description up to date."""
 
     def __init__(self, client: MlflowClient, run_id: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client

@@ -22,7 +22,6 @@ class Directory(NamedTuple):
 
     Attributes:
         id: ``stdouterr``, or one of the document's outputDirectories.
-        share: where it lies.
         path: its path there, as nodes call it.
         rclone: whether the share has it in rclone's spelling.
         bounds: inside of what its links are followed; None: none are.

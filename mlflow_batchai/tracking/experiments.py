@@ -27,11 +27,7 @@ def every(mlflow: MlflowClient, **which: Any) -> list[Experiment]:
 
 
 def pages(search: Callable[[str | None], Any]) -> Iterator[Any]:
-    """All results of a search of MLflow.
-
-    Args:
-        search: gives the page of a token; None: the first one.
-    """
+    """All results of a search of MLflow. ``search``: gives the page of a token; None: the first one."""
     token = None
     while True:
         page = search(token)

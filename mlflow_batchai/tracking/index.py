@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 import time
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from mlflow_batchai.errors import BatchAIError, JobNotFoundError, TrackingError
 from mlflow_batchai.job import signing
 from mlflow_batchai.job.jobs import pause_after
-from mlflow_batchai.terminal import shown
 from mlflow_batchai.tracking import experiments as stored
+from mlflow_batchai.tracking import stores
 from mlflow_batchai.tracking.reading import Page
 from mlflow_batchai.tracking.runs import (
     TAG_CANCEL,
@@ -32,11 +33,11 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 PAGE, MOST = 1000, 10_000
+NEWEST_FIRST = ["attributes.start_time DESC"]
 # So many jobs of one name are looked at for one of this user's.
 SAME_NAME = 50
 TERMINATED = "terminated"
 NOT_ENDED = " AND ".join(f"attributes.status != '{status}'" for status in ("FINISHED", "FAILED", "KILLED"))
-LONGEST_WHY = 300
 # How often it is asked which jobs are to end.
 CANCEL_SECONDS = 5.0
 # The fewest runs for which all are asked for at once, and how long one that has asked counts as one that asks.
@@ -172,8 +173,13 @@ def deleted_too(mlflow: MlflowClient, experiment: str, wanted: str) -> list[Run]
     """All runs of an experiment (by id) that a filter finds, with those that were deleted."""
     from mlflow.entities import ViewType
 
-    return list(
-        stored.pages(lambda token: mlflow.search_runs([experiment], wanted, ViewType.ALL, max_results=PAGE, page_token=token))
+    return list(_every(mlflow, [experiment], wanted, run_view_type=ViewType.ALL))
+
+
+def _every(mlflow: MlflowClient, experiments: Sequence[str], wanted: str, **options: Any) -> Iterator[Run]:
+    """All runs that a search of MLflow's finds."""
+    return stored.pages(
+        lambda token: mlflow.search_runs(list(experiments), wanted, max_results=PAGE, page_token=token, **options)
     )
 
 
@@ -191,28 +197,13 @@ def unended(tracking: Tracking) -> list[Run]:
         experiments = [entry.experiment_id for entry in stored.every(mlflow)]
         for fingerprint in signing.fingerprints() if experiments else ():
             wanted = f"tags.`{TAG_MAC}` LIKE '{fingerprint}:%' AND tags.`{TAG_JOB}` LIKE '%' AND {NOT_ENDED}"
-            token = None
-            while len(found) < MOST:
-                page = mlflow.search_runs(
-                    experiments, wanted, max_results=PAGE, order_by=["attributes.start_time DESC"], page_token=token
-                )
-                found += [run for run in page if is_signed(run)]
-                if not (token := page.token):
-                    break
+            signed = (run for run in _every(mlflow, experiments, wanted, order_by=NEWEST_FIRST) if is_signed(run))
+            found += itertools.islice(signed, MOST - len(found))
     except BatchAIError:
         raise
     except Exception as error:  # MLflow raises whatever its store raises
-        raise TrackingError(f"the tracking store {tracking.uri} can't be asked: {_why(error)}") from error
+        raise TrackingError(f"the tracking store {tracking.uri} can't be asked: {stores.sentence(error)}") from error
     return found
-
-
-def _why(error: BaseException) -> str:
-    """First cause of an error in one line: MLflow's own message repeats it for each layer."""
-    first = error
-    while (below := first.__cause__ or first.__context__) is not None:
-        first = below
-    text = first.strerror if isinstance(first, OSError) and first.strerror else str(first) or str(error) or type(error).__name__
-    return shown(" ".join(text.split()))[:LONGEST_WHY]
 
 
 def deleted(mlflow: MlflowClient) -> set[str]:
@@ -223,7 +214,4 @@ def deleted(mlflow: MlflowClient) -> set[str]:
     if not experiments:
         return set()
     wanted = f"tags.`{TAG_JOB}` LIKE '%'"
-    found = stored.pages(
-        lambda token: mlflow.search_runs(experiments, wanted, ViewType.DELETED_ONLY, max_results=PAGE, page_token=token)
-    )
-    return {run.info.run_id for run in found}
+    return {run.info.run_id for run in _every(mlflow, experiments, wanted, run_view_type=ViewType.DELETED_ONLY)}

@@ -24,9 +24,6 @@ OVERHEAD = 16 << 10
 def pack(share: Share, code: Sequence[CodeFile], size: int) -> bytes:
     """The archive of code that lies on a share; of the same code the same bytes.
 
-    Args:
-        size: bytes of the code.
-
     Raises:
         JobError: a file is not there as it was sent.
         ShareError: the share can't be read.
@@ -56,7 +53,6 @@ def unpack(archive: Path, code: Sequence[CodeFile], size: int, folder: Path) -> 
     """Write code into an empty folder: the files that are listed, each with its listed content, and no other.
 
     Args:
-        code: the list of a plan.
         size: bytes of the code, in the plan: no more of the archive are read than they take.
 
     Raises:

@@ -36,7 +36,6 @@ class Selected(NamedTuple):
     """The files of one output directory, divided.
 
     Attributes:
-        wanted: those that go.
         checkpoints: how many checkpoints stay.
         excluded: how many files a pattern keeps from going.
     """
@@ -54,7 +53,6 @@ def select(
     Args:
         files: by their paths in the output directory.
         read: a small file's content; empty if it has gone.
-        checkpoints: whether they go, too.
         exclude: patterns as in a ``.gitignore`` there.
     """
     rules = [rule for rule in map(parse, exclude) if rule is not None]
@@ -104,10 +102,6 @@ def _is_note(path: str, read: Callable[[str], bytes]) -> bool:
 
 class Outputs:
     """Upload the job's output directories into the run's artifacts: ``outputs/<id>/...``.
-
-    Args:
-        sent: what is there already.
-        clock: seconds.
 
     Attributes:
         checkpoints: a sentence on those that stay on the share, since nobody asked for them; empty: none do.

@@ -19,8 +19,7 @@ from mlflow_batchai.job.completeness import log_totals, missing, totals_of
 from mlflow_batchai.job.events import EventReader
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Lease, LeaseLostError
-from mlflow_batchai.job.metrics import MetricFold, Point
-from mlflow_batchai.job.samples import SampleFold
+from mlflow_batchai.job.metrics import MetricFold, Point, SampleFold
 from mlflow_batchai.job.sent import SentFiles
 from mlflow_batchai.job.states import JobState
 from mlflow_batchai.terminal import printable
@@ -60,12 +59,7 @@ class Relay:
     """Moves the events, logs, outputs and model of one attempt of a job into its run.
 
     Args:
-        job: the job, at that attempt.
-        client: an MLflow client of the run's store.
         lease: acquired already; its memory is where we go on. Of an earlier attempt's all stays but how far it had come.
-
-    Attributes:
-        notes: sentences for the run.
     """
 
     def __init__(self, job: Job, client: MlflowClient, lease: Lease) -> None:

@@ -24,15 +24,13 @@ _VARYING = re.compile(r"0x[0-9a-f]+|\d+")
 
 
 class GivenUpError(JobError):
-    """A tracking server or a share was away for longer than the job's relayDeadline, or the run of a job that has ended is
-    deleted; who attaches to the job goes on."""
+    """A tracking server or a share was away for longer than the job's relayDeadline, or the run of a job that has ended is"""
 
 
 class LogThrottle:
     """A log that grows slowly: each kind of error when it is new, and once an hour after that.
 
     Args:
-        clock: seconds.
         file: what it is written to; None: standard error.
     """
 
@@ -75,8 +73,6 @@ class RetryPolicy:
     job goes on, its nodes have to be watched anyway.
 
     Args:
-        seconds: the deadline.
-        log: where errors are logged.
         ended: when the job was seen to have ended (``time.monotonic``); None: it goes on, as far as we know.
         on_error: called after each failure with what failed and for how many seconds it has; what it raises ends the trying.
     """
@@ -102,7 +98,6 @@ class RetryPolicy:
         """Result of a call, once it succeeds; None after giving up.
 
         Args:
-            sleep: waits so many seconds, or less.
             enough: whether it needs no more trying after a failure.
 
         Raises:

@@ -72,7 +72,7 @@ LONGEST_TAG = 5000
 
 
 def tags_of(run: Run) -> dict[str, str]:
-    """A run's tags, with those that stand behind its signature. Runs of earlier versions have a tag for each."""
+    """A run's tags, with those that stand behind its signature."""
     try:
         found = json.loads(run.data.tags.get(TAG_MAC, "").partition(" ")[2])
     except (ValueError, RecursionError):  # anybody may write it
@@ -279,11 +279,7 @@ def fail(mlflow: MlflowClient, run_id: str, reason: str, status: str = "FAILED")
 
 
 def log_metrics(mlflow: MlflowClient, run_id: str, values: Mapping[str, float], at: int) -> None:
-    """Give a run one value of each metric, of step 0.
-
-    Args:
-        at: milliseconds since 1970.
-    """
+    """Give a run one value of each metric, of step 0. ``at``: milliseconds since 1970."""
     from mlflow.entities import Metric
 
     mlflow.log_batch(run_id, [Metric(name, value, at, 0) for name, value in values.items()])

@@ -43,8 +43,8 @@ def test_a_dry_run_frees_nothing(cli: Cli, environment: Path) -> None:
     said = cli("gc", "--dry-run")
     head, _, line = said.out.splitlines()
     assert head.split() == ["Kind", "What", "Age", "Size", "Why"]
-    assert line.split(maxsplit=2)[:2] == ["environment", str(environment)] and "31d  2.0 KiB  not used since" in line
-    assert (said.code, said.err) == (0, "batchai: 1 thing, 2.0 KiB, would be freed\n")
+    assert line.split(maxsplit=2)[:2] == ["environment", str(environment)] and "31d  2.0 kB  not used since" in line
+    assert (said.code, said.err) == (0, "batchai: 1 thing, 2.0 kB, would be freed\n")
     assert environment.exists()
     (row,) = json.loads(cli("gc", "--dry-run", "-o", "json").out)
     assert json.loads(cli("gc", "--dry-run", BATCHAI_OUTPUT="json").out) == [row]
@@ -61,7 +61,7 @@ def test_a_dry_run_frees_nothing(cli: Cli, environment: Path) -> None:
 def test_freeing(cli: Cli, environment: Path) -> None:
     said = cli("gc", "-y", "-o", "json")
     assert [row["path"] for row in json.loads(said.out)] == [str(environment)]
-    assert (said.code, said.err) == (0, "batchai: freed 2.0 KiB\n")
+    assert (said.code, said.err) == (0, "batchai: freed 2.0 kB\n")
     assert not environment.exists()
     said = cli("gc")
     assert (said.code, said.out, said.err) == (0, "", "batchai: there is nothing to free\n")
@@ -69,7 +69,7 @@ def test_freeing(cli: Cli, environment: Path) -> None:
 
 def test_it_asks(cli: Cli, environment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = cli("gc")
-    assert said.code == 2 and "Free 1 thing, 2.0 KiB: this needs -y where there is no terminal" in said.err
+    assert said.code == 2 and "Free 1 thing, 2.0 kB: this needs -y where there is no terminal" in said.err
     assert str(environment) in said.err and environment.exists()
     monkeypatch.setattr("os.isatty", lambda descriptor: True)
     monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
@@ -77,7 +77,7 @@ def test_it_asks(cli: Cli, environment: Path, monkeypatch: pytest.MonkeyPatch) -
     assert said.code == 1 and environment.exists()
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
     said = cli("gc")
-    assert (said.code, said.out) == (0, "") and said.err.endswith("batchai: freed 2.0 KiB\n")
+    assert (said.code, said.out) == (0, "") and said.err.endswith("batchai: freed 2.0 kB\n")
     assert not environment.exists()
 
 
@@ -130,5 +130,5 @@ def test_what_could_not_be_freed(cli: Cli, environment: Path, monkeypatch: pytes
 
     monkeypatch.setattr(DirectoryShare, "delete", delete)
     said = cli("gc", "-y")
-    assert said.code == 1 and f"{FOLDER} stays: 'plan.json': Permission denied; freed 2.0 KiB" in said.err
+    assert said.code == 1 and f"{FOLDER} stays: 'plan.json': Permission denied; freed 2.0 kB" in said.err
     assert folder.exists() and not environment.exists()

@@ -31,6 +31,11 @@ def test_ranks_and_epochs_are_told_apart():
     assert (out, err) == ("", "batchai: step 0: loss 1.25  val_loss nan\nbatchai: step 1: loss 1e-09\n")
 
 
+def test_an_epoch_names_all_of_its_metrics():
+    values = {f"m{number}": number for number in range(8)} | {"test_loss": 0.5}
+    assert shown(1, report(0, **values))[1].endswith("m7 7  test_loss 0.5\n")
+
+
 def test_a_step_is_told_when_it_has_come():
     """Without a terminal: at each look, not when the next step comes."""
     err, terminal = io.StringIO(), Terminal()

@@ -266,4 +266,4 @@ def test_a_store_that_is_in_trouble_is_one_sentence(cli, status, body, words):
         server.server_close()
     assert (said.code, said.out, said.err.count("\n")) == (1, "", 1)
     start = f"batchai: the tracking store http://127.0.0.1:{server.server_port} can't be asked: "
-    assert said.err.startswith(start) and words in said.err and len(said.err) < len(start) + 310
+    assert said.err.startswith(start) and words in said.err and len(said.err) < len(start) + 510

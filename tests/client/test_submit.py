@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import subprocess
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -52,11 +51,10 @@ def scene(store_template, tmp_path, monkeypatch):
     experiment = mlflow.create_experiment("My exp/1", artifact_location=(tmp_path / "artifacts").as_uri())
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "train.py").write_text("1", encoding="utf-8")
-    plan = bare_plan(folder_prefix="logs", volumes=(Volume("cluster", "share", "link"),))
+    volumes = (Volume("cluster", "share", "link"),)
+    plan = bare_plan(folder_prefix="logs", volumes=volumes, name="toy-012345", job="0123456789")
     code = scan(tmp_path / "project")
-    prepared = Prepared(
-        "toy-012345", "0123456789", "toy", plan, {}, {"lr": "0.1"}, {"TOKEN": "hush-hush"}, {}, 60.0, code, [], []
-    )
+    prepared = Prepared(plan, {"TOKEN": "hush-hush"}, {}, 60.0, [], parameters={"lr": "0.1"}, code=code)
     cluster = SimpleNamespace(
         name="local",
         document=ClusterDocument(),
@@ -65,13 +63,13 @@ def scene(store_template, tmp_path, monkeypatch):
         location=None,
         record=None,
     )
-    request = submitting.RunRequest(tracking, experiment, "My exp/1", "default", {"mlflow.user": "me"})
+    request = {"workspace": "default", "tags": {"mlflow.user": "me"}, "experiment": mlflow.get_experiment(experiment)}
     spawned = []
     monkeypatch.setattr(
         service_client, "follow", lambda order, environment: spawned.append((order, environment)) or Told(4711, True)
     )
     scene = SimpleNamespace(mlflow=mlflow, experiment=experiment, cluster=cluster, spawned=spawned, root=tmp_path)
-    scene.submit = lambda **more: submitting.create(prepared, cluster, replace(request, **more))
+    scene.submit = lambda **more: submitting.create(prepared, cluster, tracking, **{**request, **more})
     scene.code = code
     scene.run = lambda: mlflow.search_runs([experiment])[0]
     return scene

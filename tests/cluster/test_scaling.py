@@ -126,11 +126,12 @@ def test_the_queue_by_names(site: Site) -> None:
     first, second, third = site.submit("a"), site.submit("b"), site.submit("c", nodes=2)
     running(first, second)
     fourth = site.submit("d")
-    assert [(job.name, job.nodes, job.started) for job in scaling.queue(site.cluster)] == [
-        ("a", ("0",), True),
-        ("b", ("1",), True),
-        ("c", ("0", "1"), False),
-        ("d", ("0",), False),
+    queue = site.cluster.scalable.census().reservations
+    assert [(scaling.name_of(site.cluster.share, each), each.nodes, each.started) for each in queue] == [
+        ("a", (0,), True),
+        ("b", (1,), True),
+        ("c", (0, 1), False),
+        ("d", (0,), False),
     ]
     assert [scaling.waits(job).behind for job in (third, fourth, first)] == [("a", "b"), ("a", "c"), ()]
     assert scaling.waits(third).why == "queued behind a, b"
@@ -148,9 +149,9 @@ def test_the_queue_by_names(site: Site) -> None:
     assert wait_for(waiting.news) == "queued behind b"
     # The name of a job whose folder is gone is its id.
     site.cluster.share.delete(protocol.JobPaths(first.folder).plan)
-    assert scaling.name_of(site.cluster.share, scaling.queue(site.cluster)[0].reservation) == "b"
-    reservations = [job.reservation._replace(folder=first.folder) for job in scaling.queue(site.cluster)[:1]]
-    assert scaling.name_of(site.cluster.share, reservations[0]) == second.plan.job
+    reservation = site.cluster.scalable.census().reservations[0]
+    assert scaling.name_of(site.cluster.share, reservation) == "b"
+    assert scaling.name_of(site.cluster.share, reservation._replace(folder=first.folder)) == second.plan.job
 
 
 def test_who_watches_a_queued_job_is_told_behind_whom_it_is(site: Site, capsys: pytest.CaptureFixture[str]) -> None:

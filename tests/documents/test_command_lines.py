@@ -49,9 +49,9 @@ def show(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(show: Path, folder: Path, template: str, **values: str) -> list[list[str]]:
-    """The argument lists of every ``show`` that the translated template ran, values taken for numbers, which may stand anywhere."""
+    """The argument lists of every ``show`` that the translated template ran."""
     variables = variable_names(values)
-    line = translate(template, variables, "MLproject", numbers=values)
+    line = translate(template, variables, "MLproject")
     shown = folder / "shown"
     environment = {variables[name]: value for name, value in values.items()}
     done = subprocess.run(
@@ -79,58 +79,25 @@ PLACES = {
     "show --note {x} --end": ["--note", "V", "--end"],
     'show "{x}"': ["V"],
     "show '{x}'": ["V"],
-    "show $'{x}'": ["V"],
-    'show $"{x}"': ["V"],
     "show {x}{y}": ["VW"],
     'show "{x}"{y}': ["VW"],
     "show '{x}{y}'": ["VW"],
     "show pre--{x}--post": ["pre--V--post"],
     'show "pre {x} post"': ["pre V post"],
     "show 'it''s {x} \\ post'": ["its V \\ post"],
-    "show $'a\\tb\\'{x}\\''": ["a\tb'V'"],
     "show --x={x}": ["--x=V"],
-    "FOO={x} bash -c 'show \"$FOO\"'": ["V"],
     "show a b # a comment, don't mind \"it\nshow {x}": ["V"],
     "show {x} # and {y}, don't": ["V"],
     "show a#b'{x}'": ["a#bV"],
     "show {x}#'{y}'": ["V#W"],
     "show \\ #'{x}'": [" #V"],
-    "show ${{#}} {x}": ["0", "V"],
     "show {{{x},b}}": ["V", "b"],
     "show {{}} {{{{ {x}": ["{}", "{{", "V"],
-    'show "${{NOT_SET:-{x}}}"': ["V"],
-    "show \"${{NOT_SET:-'{x}'}}\"": ["'V'"],
-    'show "${{NOT_SET:-"{x}"}}"': ["V"],
     "show \\$'a' {x}": ["$a", "V"],
     'show "costs \\${x}"': ["costs $V"],
-    "show '${x}'": ["$V"],
     "show \\\n  {x} \\\n  {y}": ["V", "W"],
-    "( show {x} )": ["V"],
-    "if true; then show {x}; fi": ["V"],
-    "case a in a) show {x};; esac": ["V"],
-    "case a in (a) show '{x}';; esac": ["V"],
-    'words=({x} {y}); show "${{words[@]}}"': ["V", "W"],
-    'f() {{ show "$1" {y}; }}; f {x}': ["V", "W"],
-    "bash -c 'show \"$0\"' {x}": ["V"],
     "true && show {x} || false": ["V"],
-    "show \"$'{x}'\"": ["$'V'"],
-    "show $((1 + 2)) {x}": ["3", "V"],
-    'show "$(( 1 + (2) )) {x}"': ["3 V"],
-    "show {x} `# a note, don't mind` {y}": ["V", "W"],
     "show $$'' {x} > /dev/null; show {x}": ["V"],
-    "show {x} $((1 << 2))": ["V", "4"],
-    "( (show {x}) )": ["V"],
-    # Inside of substitutions and here-strings.
-    "show \"$(printf '%s.' {x})\"": ["V."],
-    'show "$(printf "%s." "{x}")"': ["V."],
-    "show \"`printf '%s.' {x}`\"": ["V."],
-    'show "$(cat <<< {x})."': ["V."],
-    'show "$(cat <<<"{x}")."': ["V."],
-    'cat <<< {x} > /dev/null; show "$(printf "%s." "$(printf "%s" {x})")"': ["V."],
-    "show \"$(printf '%s.' '{x}')\"": ["V."],
-    'show "$( (printf "%s." {x}) )"': ["V."],
-    "out=$(printf '%s.' {x}); show \"$out\"": ["V."],
-    'show "$(printf "%s." {x} # don\'t\n)"': ["V."],
 }
 
 
@@ -144,8 +111,14 @@ def test_every_value_arrives_at_every_place(template: str, show: Path, tmp_path:
 
 @pytest.mark.parametrize("value", HOSTILE)
 def test_every_hostile_value_arrives(value: str, show: Path, tmp_path: Path) -> None:
-    template = "show {x} \"{x}\" '{x}' $'{x}' a{x}{y}b \"$(printf '%s.' {x})\" # {x}"
-    assert run(show, tmp_path, template, x=value, y="") == [[value, value, value, value, f"a{value}b", f"{value}."]]
+    template = "show {x} \"{x}\" '{x}' a{x}{y}b # {x}"
+    assert run(show, tmp_path, template, x=value, y="") == [[value, value, value, f"a{value}b"]]
+
+
+@pytest.mark.parametrize(("value", "written"), [("7", "7"), ("-1", "-1"), ("007", "007"), (" 1_0 ", "10"), ("\u0667", "7")])
+def test_a_whole_number_is_written_out_wherever_it_stands(value: str, written: str) -> None:
+    line = translate("show $(( {x} + 1 )) '{x}' $'{x}' `echo {x}` <<< {x}", variable_names(["x"]), "MLproject", {"x": value})
+    assert line == f"show $(( {written} + 1 )) '{written}' $'{written}' `echo {written}` <<< {written}"
 
 
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=60))
@@ -164,13 +137,12 @@ def test_any_text_arrives(show: Path, tmp_path: Path, value: str) -> None:
         ("show {x", "write {{ and }} for braces of the shell"),
         ("show x}", "write {{ and }} for braces of the shell"),
         ("awk '{ print $1 }' f", "write {{ and }} for braces of the shell"),
-        ("cat << END\n{x}\nEND", "in a here-document; use $BATCHAI_PARAM_x there"),
-        ("cat <<-'END'\n{x}\nEND", "here-document"),
+        ("cat << END\n{x}\nEND", "in a line that is more than plain commands, from '<< END' on"),
         ("show \\{x}", "after a backslash"),
         ('show "\\{x}"', "after a backslash"),
         ("show ${x}", "after a $; write it without the $"),
         ('show "${x}"', "after a $"),
-        ('show "`echo \\"{x}\\"`"', "in backquotes that hold a backslash; write $(...) instead"),
+        ('show "`echo {x}`"', "in a line that is more than plain commands"),
     ],
 )
 def test_refused(template: str, words: str) -> None:

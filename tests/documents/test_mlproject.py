@@ -193,7 +193,7 @@ def test_what_is_not_declared_is_passed_on_with_a_notice():
     assert second.endswith("it declares: lr, epochs, shuffle, data, where, note")
     line = translate("python t.py {lr}\n", {"lr": "L", "epocs": "E"}, "s", extras=["epocs"])
     assert line == 'python t.py "${L}" --epocs "${E}"'
-    assert translate("printf '<%s> '", {"extra": "E"}, "s", extras=["extra"]) == "printf '<%s> ' --extra \"${E}\""
+    assert translate("echo '<> '", {"extra": "E"}, "s", extras=["extra"]) == "echo '<> ' --extra \"${E}\""
     for command in ("eval", "python t.py {{epocs}} # why", "bash -c", "echo 'a", "python t.py\n# end\n", "python t.py \\\n"):
         with pytest.raises(ProjectError, match="parameter 'epocs'"):
             translate(command, {"epocs": "E"}, "s", extras=["epocs"])

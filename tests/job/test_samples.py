@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from relay_world import Crash, history
 
-from mlflow_batchai.job.samples import SampleFold
+from mlflow_batchai.job.metrics import SampleFold
 
 
 def sample(number: int, node: int = 0, t: Any = 7, **values: Any) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def test_a_bare_project(desk):
     control = ("cluster", "share", "link", share.as_uri(), "control share", "cluster 'c': share")
     assert plan.volumes == (Volume(*control, source=str(share)),)
     assert [entry.path for entry in plan.code] == ["MLproject", "train.py"]
-    assert prepared.name == f"toy-{prepared.job_id[:6]}"
+    assert prepared.plan.name == f"toy-{prepared.plan.job[:6]}"
     assert plan.max_wall_clock_seconds == 7 * 86400
     assert (prepared.secrets, prepared.warnings, plan.model) == ({}, [], None)
 

@@ -90,6 +90,7 @@ def test_a_few_letters_are_no_secret(project):
     ("plan", "place"),
     [
         ({"environmentVariables": [{"name": "URL", "value": f"http://me:{SECRET}@h"}]}, "properties.environmentVariables"),
+        ({"name": f"job-{SECRET}"}, "the job's name"),
         ({"preparation": f"login {SECRET}"}, "properties.jobPreparation.commandLine"),
         ({"command": f"python train.py --token {SECRET}"}, "the entry point's command"),
         ({"parameters": {"BATCHAI_PARAM_token": SECRET}}, "a parameter"),

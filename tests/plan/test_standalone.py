@@ -79,7 +79,7 @@ def test_a_horovod_job(desk):
     assert plan.command == 'python "${AZ_BATCHAI_JOB_MOUNT_ROOT}/external/hvd/train.py" --epochs 5 *.npz'
     assert (plan.code, plan.inputs, plan.parameters, plan.python) == ((), (), {}, "/py")
     assert (plan.folder_prefix, plan.log_copy_prefix) == ("", LogPlace(1, ""))
-    assert (prepared.name, prepared.job_id, list(prepared.code)) == ("myjob", plan.job, [])
+    assert (plan.name, list(prepared.code)) == ("myjob", [])
     assert prepared.parameters == {"epochs": "5", "arg1": "*.npz"}
     assert prepared.document["properties"]["horovodSettings"]["processCount"] == 4
 

@@ -131,7 +131,7 @@ def test_what_opens_a_volume_is_in_no_repr(choose):
     chosen = choose(file_share(), mount="cifs")
     assert chosen.credentials["1"]["key"] == KEY
     told = {"volumes": chosen.credentials, "registry": {"username": "u", "password": "hush-hush"}}
-    prepared = Prepared("n", "j", "p", BARE, {}, {}, {"TOKEN": "hush-hush"}, told, 1.0, [], [], [])
+    prepared = Prepared(BARE, {"TOKEN": "hush-hush"}, told, 1.0, [])
     request = StartRequest("j", "j/1", "folder", 1, 2, {"variables": prepared.secrets, **told})
     for shown in map(repr, (chosen, prepared, request, Credential(KEY, None))):
         assert KEY not in shown and "hush" not in shown

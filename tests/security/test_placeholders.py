@@ -188,22 +188,27 @@ UNPLAIN = [
     "n=0; (( n += 1 )); python t.py {n} $n", "i=$(( 1 + 2 )); python t.py $i {n}",
     "if (( $(nproc) > 2 )); then python t.py {n}; fi", "python t.py --out \"${{OUT%/}}/{n}\"", "python {a} {n}",
     "curl -s https://x/i.sh | bash; python t.py {n}", "echo {n} | xargs bash -c 'echo \"$@\"' _",
+    "for f in a b; do python t.py --f $f --x {n}; done", "for f in a b; do python t.py --f \"$f\" {n} || exit 1; done",
+    "if [ -n {n} ]; then python t.py {n}; else python t.py; fi", "if [ {a} = train ]; then echo {n}; fi",
+    "[ -d {a} ] || mkdir -p {a}", "test -f {n} && cat {n}", "[ ! -e {n} ]",
+    "while read -r line; do python t.py \"$line\" {n}; done < list", "python t.py $(cat {n})", "printf '%s\\n' {n}",
+    "(cd sub; python t.py {n})", "{{ python t.py {n}; }} > x", "for i in 1 2 3; do python t.py --i $i {n}; done",
+    "[ ! -d {n} ] && mkdir {n}", "python a.py {n} | tee log\nfor i in 1 2; do python b.py $i {n}; done",
+    "if [ {a} = train ]; then python t.py {n}; elif [ -z {n} ]; then exit 1; fi",
 ]
 
 ACCEPTED = [
-    "echo x > {n}", "echo x >> {n}", "echo x >| {n}", "echo x &> {n}", "echo x 2> {n}", "cat < {n}", "echo x &>> '{n}' 2>&1; ls",
-    "python train.py --lr {n} --data {a}", "python3 -u train.py {n}",
-    "horovodrun -np 2 -H localhost:2 python train.py --lr {n}", "mpirun -np {a} -x FOO={n} python train.py", "bash run.sh {n}",
-    "bash -x run.sh --note \"{n}\"", "sh ./run.sh '{n}'", "torchrun --nproc_per_node={a} train.py --x={n}",
-    "torchrun --nproc_per_node {a} train.py {n}", "accelerate launch --num_processes {a} t.py {n}",
-    "PYTHONPATH=. python -m pkg {n}", "CUDA_VISIBLE_DEVICES={a} python t.py {n}", "cd sub && python t.py {n} > log.txt",
-    "cd {a} && python t.py {n} 2>&1 | tee log.txt", "python t.py {n} > {a} 2>&1",
-    "for f in a b; do python t.py --f $f --x {n}; done", "for f in a b; do python t.py --f \"$f\" {n} || exit 1; done",
-    "if [ -n {n} ]; then python t.py {n}; else python t.py; fi", "if [ {a} = train ]; then echo {n}; fi",
-    "[ -d {a} ] || mkdir -p {a}", "test -f {n} && cat {n}", "[ ! -e {n} ]", "set -euo pipefail; python t.py {n}",
+    "echo x > {n}", "echo x >> {n}", "echo x >| {n}", "echo x &> {n}", "echo x 2> {n}", "cat < {n}",
+    "echo x &>> '{n}' 2>&1; ls", "python train.py --lr {n} --data {a}", "python3 -u train.py {n}",
+    "horovodrun -np 2 -H localhost:2 python train.py --lr {n}", "mpirun -np {a} -x FOO={n} python train.py",
+    "bash run.sh {n}", "bash -x run.sh --note \"{n}\"", "sh ./run.sh '{n}'",
+    "torchrun --nproc_per_node={a} train.py --x={n}", "torchrun --nproc_per_node {a} train.py {n}",
+    "accelerate launch --num_processes {a} t.py {n}", "PYTHONPATH=. python -m pkg {n}",
+    "CUDA_VISIBLE_DEVICES={a} python t.py {n}", "cd sub && python t.py {n} > log.txt",
+    "cd {a} && python t.py {n} 2>&1 | tee log.txt", "python t.py {n} > {a} 2>&1", "set -euo pipefail; python t.py {n}",
     "echo {n} | tee log", "echo {n} | python read.py", "echo {n} | python read.py -", "cat {n} | grep -c {a}",
-    "grep -e {n} file", "unzip -o {n}", "curl -fsSL -o {a} {n}", "pip install -r req.txt && python t.py {n}", "cp -r {n} {a}",
-    "time python t.py {n}", "timeout 60 python t.py {n}", "timeout --signal=KILL 1h python t.py {n}",
+    "grep -e {n} file", "unzip -o {n}", "curl -fsSL -o {a} {n}", "pip install -r req.txt && python t.py {n}",
+    "cp -r {n} {a}", "time python t.py {n}", "timeout 60 python t.py {n}", "timeout --signal=KILL 1h python t.py {n}",
     "nice -n 5 python t.py {n}", "nohup python t.py {n} &", "env -u X FOO=1 python t.py {n}", "exec python t.py {n}",
     "stdbuf -oL python t.py {n}", "command python t.py {n}", "taskset -c 0-3 python t.py {n}",
     "numactl --interleave=all python t.py {n}", "python t.py --mode eval --x {n}", "python eval.py {n}",
@@ -211,20 +216,18 @@ ACCEPTED = [
     "source venv/bin/activate && python t.py {n}", ". ./env.sh; python t.py {n}",
     "eval \"$(conda shell.bash hook)\" && conda activate x && python t.py {n}", "Rscript train.R {n}",
     "jupyter nbconvert --to notebook --execute {n}", "papermill in.ipynb out.ipynb -p x {n}", "mlflow run . -P x={n}",
-    "spark-submit --master local[2] t.py {n}", "java -jar x.jar {n}", "node train.js {n}", "docker run img python t.py {n}",
-    "while read -r line; do python t.py \"$line\" {n}; done < list", "python t.py $(cat {n})", "printf '%s\\n' {n}",
-    "python t.py {n} & wait", "(cd sub; python t.py {n})", "{{ python t.py {n}; }} > x", "! grep -q {n} x",
-    "true && python t.py {n} || false", "python t.py {n} # don't `worry` (about) this",
-    "python t.py \\\n  --x {n} \\\n  --y {a}", "trap 'rm -f x' EXIT; python t.py {n}", "ulimit -n 4096; python t.py {n}",
-    "sudo mount x; python t.py {n}", "conda run -n {a} python t.py {n}", "uv run python t.py {n}", "poetry run python t.py {n}",
-    "exit {n}", "python t.py\\\n  --x {n}", "python a.py {n}\npython b.py {a}\n", "# a comment, don't\npython t.py {n}",
-    "python t.py \"{n}\" '{a}' --name=prefix-{n}", "LR={n} python t.py", "mkdir -p out && python t.py {n} 2>&1 | tee out/log",
-    "for i in 1 2 3; do python t.py --i $i {n}; done", "sudo python t.py {n}", "timeout 60 torchrun t.py {n}",
+    "spark-submit --master local[2] t.py {n}", "java -jar x.jar {n}", "node train.js {n}",
+    "docker run img python t.py {n}", "python t.py {n} & wait", "! grep -q {n} x", "true && python t.py {n} || false",
+    "python t.py {n} # don't `worry` (about) this", "python t.py \\\n  --x {n} \\\n  --y {a}",
+    "trap 'rm -f x' EXIT; python t.py {n}", "ulimit -n 4096; python t.py {n}", "sudo mount x; python t.py {n}",
+    "conda run -n {a} python t.py {n}", "uv run python t.py {n}", "poetry run python t.py {n}", "exit {n}",
+    "python t.py\\\n  --x {n}", "python a.py {n}\npython b.py {a}\n", "# a comment, don't\npython t.py {n}",
+    "python t.py \"{n}\" '{a}' --name=prefix-{n}", "LR={n} python t.py",
+    "mkdir -p out && python t.py {n} 2>&1 | tee out/log", "sudo python t.py {n}", "timeout 60 torchrun t.py {n}",
     "nice ./train.sh {n}", "exec ./train.sh --x {n}", "~/run.sh {n}", "python \"$CODE/train.py\" {n}",
-    "[ ! -d {n} ] && mkdir {n}", "source venv/bin/activate && python t.py {n} | tee log",
-    "python a.py {n} | tee log\nfor i in 1 2; do python b.py $i {n}; done", "export A=b; python t.py {n}",
-    "A=$(nproc); python t.py $A {n}", "if [ {a} = train ]; then python t.py {n}; elif [ -z {n} ]; then exit 1; fi",
-    "./train.py --mode batch {n}", "accelerate launch t.py {n}", "sed -i -e 's/a=no/a=yes/g' x; tar xzf y; python t.py {n}",
+    "source venv/bin/activate && python t.py {n} | tee log", "export A=b; python t.py {n}",
+    "A=$(nproc); python t.py $A {n}", "./train.py --mode batch {n}", "accelerate launch t.py {n}",
+    "sed -i -e 's/a=no/a=yes/g' x; tar xzf y; python t.py {n}",
     "mpirun -mca btl_tcp_if_exclude docker0,lo --hostfile $AZ_BATCHAI_MPI_HOST_FILE python $AZ_BATCHAI_MOUNT_ROOT/x/train.py --steps 5 {n}",
     "cd /tmp; sudo git clone https://x/y.git; cd y; sudo /opt/bin/pip install . --x {n}",
 ]
@@ -288,7 +291,7 @@ def test_what_evaluates_a_value_or_may_do_so_is_refused_with_a_sentence(template
 def test_a_whole_number_may_stand_anywhere() -> None:
     for template in REFUSED:
         if "{a}" not in template:
-            assert "BATCHAI_PARAM_n" in translate(template, variable_names(["n"]), "MLproject", numbers={"n"}), template
+            assert "1234" in translate(template, variable_names(["n"]), "MLproject", {"n": "1234"}), template
 
 
 @pytest.mark.parametrize("template", ACCEPTED)
@@ -352,5 +355,5 @@ def test_the_sentence_names_the_place_and_what_to_do() -> None:
 
 @pytest.mark.parametrize("line", ["( " * 5000 + "{n}", "echo $(" * 5000 + "{n}", '"$(' * 5000 + "{n}"])
 def test_brackets_without_end_get_a_sentence(line: str) -> None:
-    with pytest.raises(ProjectError, match="nested too deep"):
+    with pytest.raises(ProjectError, match="more than plain commands"):
         translate(line, variable_names(["n"]), "MLproject")

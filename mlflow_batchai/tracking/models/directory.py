@@ -78,11 +78,7 @@ def build_directory(file: Path, facts: ModelFacts, run_id: str | None, target: P
 
 
 def check_file(file: Path, facts: ModelFacts) -> None:
-    """Refuse what is no whole model of the format that ``facts`` tell.
-
-    Raises:
-        ModelError: with the reason.
-    """
+    """Refuse what is no whole model of the format that ``facts`` tell. Raises ModelError: with the reason."""
     if facts.format == SAVED_MODEL:
         if folder_format(str(file)) != SAVED_MODEL:
             raise ModelError(f"{file} is no SavedModel: there is no saved_model.pb in it.")

@@ -102,7 +102,6 @@ def judge(path: str, check: object, meta: Mapping[str, Any]) -> tuple[str | None
     Args:
         path: of the model, on the node.
         check: the check's record; None: it wasn't asked for.
-        meta: the model's facts.
 
     Raises:
         ModelError: the model is not one that could be served.

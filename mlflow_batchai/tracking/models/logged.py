@@ -86,8 +86,6 @@ def publish(
 
     Args:
         build: makes the directory at a path, for the model of an id.
-        what: is made a model, for sentences.
-        job: the job's id, for the tag ``TAG_JOB``.
         check: how it was checked, for a tag; None: it wasn't.
 
     Raises:

@@ -80,11 +80,7 @@ def is_path(path: str) -> bool:
 
 
 class RunFiles:
-    """The run's artifacts: each is sent when it is new or another one than before.
-
-    Args:
-        memory: what ``remember`` returned in an earlier process.
-    """
+    """The run's artifacts: each is sent when it is new or another one than before."""
 
     def __init__(self, client: MlflowClient, job: Job, memory: Mapping[str, Any]) -> None:
         self._client = client

@@ -48,11 +48,7 @@ FIELDS: Mapping[str, records.Check] = {
 
 
 class ScriptModels:
-    """The models of a job's scripts.
-
-    Args:
-        memory: what ``remember`` returned in an earlier process.
-    """
+    """The models of a job's scripts."""
 
     def __init__(self, client: MlflowClient, job: Job, memory: Mapping[str, Any]) -> None:
         self._client = client
