@@ -24,7 +24,7 @@ LONGEST_REQUEST = 64 << 10
 LONGEST_RECORD = LONGEST_LINE = 1 << 20
 LONGEST_SEGMENT, MOST_LINES = 8 << 20, 1 << 16
 LONGEST_DOCUMENT = 32 << 20
-DOCUMENTS = frozenset(["plan.json", "spec.json", "cursor.json", "sent.json"])
+DOCUMENTS = frozenset(["plan.json", "spec.json", "code.json", "cursor.json", "sent.json"])
 
 # Execution states of a job, as Batch AI named them.
 QUEUED = "queued"
@@ -266,6 +266,7 @@ class JobPaths:
         self.stdouterr = self._in(self.log_folder)
         self.spec = self._in("batchai/spec.json")
         self.plan = self._in("batchai/plan.json")
+        self.code = self._in("batchai/code.json")
         self.artifacts = self._in("artifacts")
         self.requests = self._in("batchai/requests")
         self.relay = self._in("batchai/relay")

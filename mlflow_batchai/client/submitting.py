@@ -114,6 +114,8 @@ def create(
         paths = protocol.JobPaths(folder)
         undo.enter_context(attempt_fails_with_it(share, folder))
         share.write(paths.spec, protocol.encode([prepared.document]))
+        if prepared.changes:
+            share.write(paths.code, protocol.encode([prepared.changes]))
         signed = signing.sign(paths.plan, plan.record())
         share.write(paths.plan, protocol.encode([signed]))
         told = {

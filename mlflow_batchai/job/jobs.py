@@ -310,6 +310,10 @@ class Job:
         """The document as it was submitted, secrets masked; empty if it isn't there any more."""
         return self._closed(self.paths.spec) or {}
 
+    def changes(self) -> Record:
+        """How its code differs from its git commit (``plan.changes``); empty if it isn't in git."""
+        return self._closed(self.paths.code) or {}
+
     def handle(self) -> Record | None:
         """The engine's handle (``submitted.json``), or None. Raises JobChangedError: somebody else has written it."""
         found = self._directing(self.paths.submitted, "record of the agents")

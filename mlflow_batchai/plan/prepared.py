@@ -67,6 +67,7 @@ class Prepared:
         document: the job document as submitted, secrets masked.
         parameters: parameter -> value as the user typed it, for MLflow.
         tools: programs that its nodes lack.
+        changes: what the code differs in from its git commit (``plan.changes``), or None.
         told: secrets that only its follower is told, by name.
     """
 
@@ -80,6 +81,7 @@ class Prepared:
     code: Sequence[StagedFile] = ()
     inputs: Sequence[StagedFile] = ()
     tools: Sequence[StagedFile] = ()
+    changes: dict[str, Any] | None = None
     told: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property

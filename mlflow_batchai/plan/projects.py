@@ -22,6 +22,7 @@ from mlflow_batchai.documents.model import masked
 from mlflow_batchai.errors import DocumentError, NotSupportedError, ParameterError, ProjectError
 from mlflow_batchai.job.metrics import metric_key
 from mlflow_batchai.job.places import slug
+from mlflow_batchai.plan.changes import since_commit
 from mlflow_batchai.plan.environments import choose_wheels, preparation_cache, training_environment, unused_environment
 from mlflow_batchai.plan.images import choose_container, copied_variables
 from mlflow_batchai.plan.planning import Program, plan_job
@@ -163,10 +164,11 @@ def prepare(
     if like is None:
         code, notices = _code(project, entry, cluster, secret_texts, documents)
         warnings += notices
+        changes = since_commit(project.directory, code, secret_texts)
         wheels, notices = choose_wheels(program.environment, project.directory, cluster.share)
         warnings += notices
     else:
-        code = list(like.code)
+        code, changes = list(like.code), like.changes
         wheels = dict(like.plan.wheels)
     plan = replace(plan, wheels=wheels, code=tuple(file.entry() for file in code))
     plan = replace(plan, preparation_cache=preparation_cache(plan, config.cache_preparation, source))
@@ -192,6 +194,7 @@ def prepare(
         code=code,
         inputs=inputs,
         warnings=warnings,
+        changes=changes,
         told=config.notify.written_out if config.notify else {},
     )
 

@@ -60,6 +60,12 @@ def _holds(path: Path, values: Sequence[bytes]) -> bool:
     return False
 
 
+def is_secret(name: str, content: bytes, secrets: Collection[str]) -> bool:
+    """Whether a file's content holds a secret, or is a document that has some."""
+    values = [value.encode() for value in secrets if len(value) >= LEAST_LENGTH]
+    return any(value in content for value in values) or (_is_document(Path(name)) and _gives_secrets(name, content))
+
+
 def _names_secrets(path: Path) -> bool:
     return _is_document(path) and path.stat().st_size <= LARGEST_DOCUMENT and _gives_secrets(str(path), path.read_bytes())
 

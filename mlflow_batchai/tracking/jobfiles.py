@@ -1,12 +1,15 @@
-"""Upload what a job runs into the artifacts ``job/``: document, plan, code, packages."""
+"""Upload what a job runs into the artifacts ``job/``: document, plan, code, changes since the commit, packages."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from mlflow_batchai.agent import protocol, records
+from mlflow_batchai.agent.plan import plain
 from mlflow_batchai.agent.protocol import Record
 from mlflow_batchai.errors import JobError, ShareError
 from mlflow_batchai.job.jobs import Job
@@ -16,6 +19,9 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 ARTIFACT = "job"
+MOST_NAMES_SHOWN = 20
+_GIT = ("commit", "differs", "changed", "deleted", "untracked", "withheld", "note")
+_CHANGES: records.Shape = {"diff": records.or_none(records.is_text), "withheld": records.list_of(records.is_text)}
 
 
 class JobFiles:
@@ -69,6 +75,20 @@ class JobFiles:
                 if document and not self._job.document():  # the share is away, and is waited for
                     raise ShareError(str(error)) from error
                 notes.append(f"{ARTIFACT}/{kept_code.NAME} is not kept: {error}")
+        if code := plan.code:
+            changes = self._job.changes()
+            files["code.json"] = _readable(
+                {
+                    "sha256": hashlib.sha256(protocol.encode(plain(code))).hexdigest(),
+                    "files": len(code),
+                    "git": {key: changes.get(key) for key in _GIT} if changes else None,
+                }
+            )
+            if records.has(changes, _CHANGES):
+                if changes["diff"]:
+                    files["changes.diff"] = changes["diff"]
+                if changes["withheld"]:
+                    notes.append(f"{ARTIFACT}/changes.diff lacks {_listed(changes['withheld'])}")
         self._notes = notes
         return files
 
@@ -77,3 +97,9 @@ def _readable(record: Record) -> str:
     # What is no UTF-8 (in the name of a file) stays an escape, which JSON has for it.
     text = json.dumps(record, indent=2, ensure_ascii=False)
     return text.encode("utf-8", "backslashreplace").decode() + "\n"
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - MOST_NAMES_SHOWN} more" if len(names) > MOST_NAMES_SHOWN else ""
+    those = "it holds a secret" if len(names) == 1 else "they hold a secret"
+    return f"{', '.join(names[:MOST_NAMES_SHOWN])}{more}: {those}, or did when committed"

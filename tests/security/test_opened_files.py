@@ -99,7 +99,7 @@ def test_a_client_reads_on(made: JobFolder, kind: str, clock: Time) -> None:
     """In place of every file that others write at once: each counts as damaged, and the job goes on and ends."""
     root, paths = made.share.root, made.paths
     made.share.claim(paths.lease(1))
-    odd = [paths.request("1"), paths.announce(1), paths.exit(1), paths.spec, paths.submitted, paths.cursor(1)]
+    odd = [paths.request("1"), paths.announce(1), paths.exit(1), paths.spec, paths.code, paths.submitted, paths.cursor(1)]
     for path in (*odd, paths.sent(1), paths.network, paths.rendezvous, paths.segment("agent-0", 1)):
         put(kind, root / path)
     made.segment(2, BEAT)
@@ -107,7 +107,7 @@ def test_a_client_reads_on(made: JobFolder, kind: str, clock: Time) -> None:
     job = made.job
     assert job.state().execution_state == "terminating"
     assert [request["why"] for request in job.requests()] == ["enough"]
-    assert (job.document(), job.handle()) == ({}, None)
+    assert (job.document(), job.changes(), job.handle()) == ({}, {}, None)
     assert list(job.snapshot().announces) == [0]
     # A holder that has said nothing: the next one takes over.
     assert Lease(job).view().state is LeaseState.UNKNOWN and Lease(job, clock.clock, clock.sleep).acquire()

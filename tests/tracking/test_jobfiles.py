@@ -10,6 +10,16 @@ from relay_world import Crash
 from mlflow_batchai.job.lease import Lease
 from mlflow_batchai.tracking import relay as relay_module
 
+CHANGES = {
+    "commit": "c" * 40,
+    "differs": True,
+    "changed": ["train.py", "conf.py"],
+    "deleted": [],
+    "untracked": ["new.py"],
+    "withheld": ["conf.py"],
+    "diff": "diff --git a/train.py b/train.py\n+zw\udcf6lf €\n",
+    "note": None,
+}
 CODE = [{"path": "train.py", "sha256": "a" * 64, "mode": 420}, {"path": "new\udcf6.py", "sha256": "b" * 64, "mode": 420}]
 PACKAGES = {"k": "environment", "t": 1, "python": "3.11.4", "packages": ["keras==3.15.1", "numpy==2.1.0"]}
 
@@ -21,6 +31,7 @@ def scene(relayed):
     made.plan["model"] = None
     made.write(made.paths.plan, made.plan)
     made.write(made.paths.spec, {"nodeCount": 2, "secrets": [{"name": "A", "value": None}]})
+    made.write(made.paths.code, CHANGES)
     return made, client, relay
 
 
@@ -39,7 +50,11 @@ def test_what_runs_is_told_while_it_runs(scene, monkeypatch):
     one = relay()
     one.files_when_due()
     found = sent(client, made)
-    assert sorted(found) == ["document.json", "plan.json"]
+    assert sorted(found) == ["changes.diff", "code.json", "document.json", "plan.json"]
+    assert found["changes.diff"] == b"diff --git a/train.py b/train.py\n+zw" + b"\xf6" + "lf €\n".encode()
+    code = json.loads(found["code.json"])
+    assert code["files"] == 2 and len(code["sha256"]) == 64 and "diff" not in code["git"]
+    assert (code["git"]["commit"], code["git"]["untracked"]) == ("c" * 40, ["new.py"])
     assert json.loads(found["document.json"])["nodeCount"] == 2 and json.loads(found["plan.json"])["code"] == CODE
     # The node tells its packages later; nothing is sent again.
     client.calls.clear()
@@ -52,6 +67,8 @@ def test_what_runs_is_told_while_it_runs(scene, monkeypatch):
     assert sent(client, made)["environment.txt"] == b"# Python 3.11.4\nkeras==3.15.1\nnumpy==2.1.0\n"
     made.verdict()
     one.finish(made.job.state())
+    notes = client.get_run(made.plan["runId"]).data.tags["batchai.notes"]
+    assert "job/changes.diff lacks conf.py" in notes
     assert Lease(made.job).left_out() == []
 
 
@@ -66,7 +83,7 @@ def test_packages_outlive_the_relay_that_read_of_them(scene):
     client.dead = False
     made.verdict()
     relay().finish(made.job.state())
-    assert sorted(sent(client, made)) == ["document.json", "environment.txt", "plan.json"]
+    assert sorted(sent(client, made)) == ["changes.diff", "code.json", "document.json", "environment.txt", "plan.json"]
 
 
 def test_a_store_that_takes_no_artifact_holds_up_no_metric(scene):
