@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 from operator import itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -36,6 +37,9 @@ _named = named("sweep")
 @click.argument("project", default=".")
 @click.option("-P", "--param-list", "values", metavar="NAME=VALUE,...", multiple=True, help="A parameter and its values.")
 @click.option(
+    "--from", "file", metavar="FILE", type=click.Path(path_type=Path), help="Sets of parameters: CSV, or a YAML or JSON list."
+)
+@click.option(
     "--sampler", type=click.Choice(["grid", "random", "tpe"]), default="grid", show_default=True, help="What is tried."
 )
 @click.option("--trials", metavar="N", type=click.IntRange(1, 1000), help="How many jobs, of --sampler random or tpe.")
@@ -55,6 +59,7 @@ _named = named("sweep")
 def run(
     project: str,
     values: Sequence[str],
+    file: Path | None,
     sampler: str,
     trials: int | None,
     goal: str | None,
@@ -65,8 +70,8 @@ def run(
 ) -> Result:
     """Run a project once for each combination of values, and show what came of it, the best first.
 
-    A value with a comma is written as in CSV: -P 'layers="64,32",128' are two.
-    Everything is checked before anything starts. Exit code 0 only if all jobs succeeded.
+    A value with a comma is written as in CSV: -P 'layers="64,32",128' are two. With --from, each of its sets is combined with
+    the values of -P. Everything is checked before anything starts. Exit code 0 only if all jobs succeeded.
 
     Numbers may be a range: -P learning_rate=1e-5..1e-2:log -P units=16..128:16 (LOW..HIGH:STEP). --sampler random tries some by
     chance (--trials N); tpe, which needs Optuna, goes by what it has seen: --sampler tpe --trials 40 --metric val_accuracy.
@@ -77,28 +82,31 @@ def run(
     from mlflow_batchai.client import runner, submitting
     from mlflow_batchai.client.signals import Signals
     from mlflow_batchai.sweep import driver, search, sweeps
-    from mlflow_batchai.sweep.parameters import combine, parse_values, space
+    from mlflow_batchai.sweep.parameters import combine, parse_values, read_rows, space
     from mlflow_batchai.sweep.results import is_less_better, judge
     from mlflow_batchai.sweep.starter import plan_sweep
     from mlflow_batchai.tracking import runs
 
-    if not values:
-        raise UsageError("there is nothing to sweep: give a parameter's values, -P learning_rate=1e-4,3e-4")
+    if not values and file is None:
+        raise UsageError("there is nothing to sweep: give a parameter's values (-P learning_rate=1e-4,3e-4) or --from FILE")
     if (sampler == "grid") == bool(trials):
         raise UsageError("--trials N goes with --sampler random or tpe" if trials else f"--sampler {sampler} needs --trials N")
-    lists = parse_values(values)
-    chosen, repeated = space(lists) if sampler == "tpe" else {}, 0
+    lists, rows = parse_values(values), read_rows(file) if file else ()
+    chosen, repeated = space(lists) if sampler != "grid" and not rows else {}, 0
     if sampler == "tpe":
         search.require()
-        if not chosen:
-            raise UsageError("--sampler tpe chooses from lists and ranges of -P: learning_rate=1e-5..1e-2:log")
+        if rows or not chosen:
+            raise UsageError(
+                "--sampler tpe chooses from lists and ranges of -P (learning_rate=1e-5..1e-2:log), not from a file"
+            )
         combinations = [{name: texts[0] for name, texts in lists.items() if name not in chosen}] * (trials or 0)
     else:
-        combinations, repeated = combine(lists, trials, options["seed"])
+        combinations, repeated = combine(lists, rows, trials, options["seed"])
     if repeated:
         notice(f"{repeated} combination(s) stand there more than once; each is run once")
     options |= {
         "space": chosen,
+        "asks": sampler == "tpe",
         "stop": bool(stop),
         "mode": {"maximize": "max", "minimize": "min"}.get(goal or ""),
     }

@@ -51,6 +51,17 @@ def load_text(text: str, source: str) -> dict[str, Any]:
     return data
 
 
+def load_list(text: str, source: str) -> list[Any]:
+    """The list that a JSON or YAML document holds, read as ``load_text`` does.
+
+    Raises DocumentError for text that can't be parsed, or is no list.
+    """
+    data = _parsed(text, source)
+    if not isinstance(data, list):
+        raise DocumentError(f"{source}: must hold a list, not {kind(data)}")
+    return data
+
+
 def kind(value: object) -> str:
     """Name of a value's type for people: 'a list', 'text', ..."""
     names = {dict: "a mapping", list: "a list", tuple: "a list", str: "text", bool: "true or false"}

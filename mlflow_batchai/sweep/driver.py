@@ -178,6 +178,8 @@ class Driver:
             # The time is the job's end, so that a process that writes the metrics again adds no points.
             runs.log_metrics(self._mlflow, run_id, best.metrics, int(seen.jobs[best.index].info.end_time or 0))
         self._mlflow.log_dict(run_id, found.data(run_id, status), sweeps.RESULTS)
+        if figure := search.importances(self._sweep.plan, seen.jobs, self._say):
+            self._mlflow.log_figure(run_id, figure, sweeps.IMPORTANCES)
         self._mlflow.set_terminated(run_id, status)
         # Afterwards, so that no second process tells it again.
         try:

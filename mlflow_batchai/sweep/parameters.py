@@ -1,16 +1,20 @@
-"""The sets of parameters of a sweep: from lists and ranges of values."""
+"""The sets of parameters of a sweep: from lists and ranges of values, from a file, or both."""
 
 from __future__ import annotations
 
 import csv
+import io
 import math
 import random
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from mlflow_batchai.errors import UsageError
+from mlflow_batchai.documents.reading import kind, load_list, read_text
+from mlflow_batchai.errors import DocumentError, UsageError
 from mlflow_batchai.terminal import printable
 
 MOST = 1000
@@ -125,8 +129,10 @@ def examples(values: Values) -> list[Combination]:
     return [{name: texts[number % len(texts)] for name, texts in lists.items()} for number in range(count)]
 
 
-def combine(values: Values, sample: int | None = None, seed: int = 0) -> tuple[list[Combination], int]:
-    """Combine all values with each other; the last parameter's values change first.
+def combine(
+    values: Values, rows: Sequence[Combination] = (), sample: int | None = None, seed: int = 0
+) -> tuple[list[Combination], int]:
+    """Combine all values with each other and with each row; the last parameter's values change first.
 
     Args:
         values: of a parameter; a range counts as the list of its numbers.
@@ -136,16 +142,21 @@ def combine(values: Values, sample: int | None = None, seed: int = 0) -> tuple[l
         The distinct combinations, compared as text (``0.1`` and ``1e-1`` differ), and how many repeated ones were left out.
 
     Raises:
-        UsageError: there are too many combinations, or fewer than the sample.
+        UsageError: a parameter is in both, there are too many combinations, or fewer than the sample.
     """
+    for name in values:
+        if any(name in row for row in rows):
+            raise UsageError(f"parameter '{printable(name)}' is given by -P and by the file; drop one")
     ranges = {name: found for name, texts in values.items() if (found := Range.of(name, texts))}
     if sample is None:
         values = {name: ranges[name].texts(MOST + 1) if name in ranges else texts for name, texts in values.items()}
-    else:
+    elif ranges:
         values = {name: texts for name, texts in values.items() if name not in ranges}
-    total = math.prod(map(len, values.values()))
+    lists = [list(rows) or [{}], *([{name: text} for text in texts] for name, texts in values.items())]
+    total = math.prod(map(len, lists))
     if total > (MOST if sample is None else sys.maxsize):
-        product = " x ".join(f"{len(texts)} of {printable(name)}" for name, texts in values.items())
+        counts = [f"{len(rows)} rows"] if rows else []
+        product = " x ".join([*counts, *(f"{len(texts)} of {printable(name)}" for name, texts in values.items())])
         hint = "give fewer values, or --sampler random --trials N" if sample is None else "give fewer values"
         raise UsageError(f"{product} make {total} combinations, and a sweep has {MOST} at most; {hint}")
     if sample is not None and (sample > MOST or (sample > total and not ranges)):
@@ -153,23 +164,71 @@ def combine(values: Values, sample: int | None = None, seed: int = 0) -> tuple[l
         raise UsageError(f"--trials {sample}: {most}")
     chance = random.Random(seed)
     if sample is None:
-        combinations = [_combination(values, number) for number in range(total)]
+        combinations = [_combination(lists, number) for number in range(total)]
     elif ranges:
         drawn = ({name: found.draw(chance) for name, found in ranges.items()} for _ in range(sample))
-        combinations = [{**_combination(values, chance.randrange(total)), **each} for each in drawn]
+        combinations = [{**_combination(lists, chance.randrange(total)), **each} for each in drawn]
     else:
-        combinations = [_combination(values, number) for number in sorted(chance.sample(range(total), sample))]
+        combinations = [_combination(lists, number) for number in sorted(chance.sample(range(total), sample))]
     distinct = {frozenset(combination.items()): combination for combination in combinations}
     return list(distinct.values()), len(combinations) - len(distinct)
 
 
-def _combination(values: Values, number: int) -> Combination:
+def _combination(lists: Sequence[Sequence[Combination]], number: int) -> Combination:
     """The combination of a number: its digits are places in the lists."""
-    found = {}
-    for name, texts in reversed(list(values.items())):
-        number, index = divmod(number, len(texts))
-        found[name] = texts[index]
-    return {name: found[name] for name in values}
+    parts = []
+    for entries in reversed(lists):
+        number, index = divmod(number, len(entries))
+        parts.append(entries[index])
+    return {name: text for part in reversed(parts) for name, text in part.items()}
+
+
+def read_rows(path: Path) -> list[Combination]:
+    """Read sets of parameters from CSV with a header line, or from a YAML or JSON list of mappings.
+
+    An empty CSV cell and a null mean the parameter's default. Blank lines and blanks before a cell are ignored.
+
+    Raises:
+        DocumentError: the file can't be read, or is none of these.
+    """
+    ending = path.suffix.lower()
+    if ending not in (".csv", ".yaml", ".yml", ".json"):
+        raise DocumentError(f"{path}: --from takes a .csv, .yaml or .json file")
+    text = read_text(path)
+    rows = _csv(text, path) if ending == ".csv" else _mappings(load_list(text, str(path)), path)
+    if not rows:
+        raise DocumentError(f"{path}: there is no set of parameters in it")
+    return rows
+
+
+def _csv(text: str, path: Path) -> list[Combination]:
+    lines = csv.reader(io.StringIO(text, newline=""), strict=True, skipinitialspace=True)
+    written = (cells for cells in lines if cells not in ([], [""]))
+    rows: list[Combination] = []
+    try:
+        header = [name.strip() for name in next(written, [])]
+        if "" in header or len(set(header)) < len(header):
+            raise DocumentError(f"{path}, line {lines.line_num}: should name each parameter once: learning_rate,batch_size")
+        for cells in written:
+            if len(cells) != len(header):
+                raise DocumentError(f"{path}, line {lines.line_num}: has {len(cells)} cells, and the header {len(header)}")
+            rows.append({name: cell for name, cell in zip(header, cells, strict=True) if cell})
+    except csv.Error as error:
+        raise DocumentError(f"{path}, line {lines.line_num}: not valid CSV: {error}") from None
+    return rows
+
+
+def _mappings(data: Sequence[Any], path: Path) -> list[Combination]:
+    rows: list[Combination] = []
+    for number, entry in enumerate(data, 1):
+        if not isinstance(entry, Mapping):
+            raise DocumentError(f"{path}, entry {number}: should map parameters to values, and is {kind(entry)}")
+        for name, value in entry.items():
+            if isinstance(value, Mapping | list):
+                raise DocumentError(f"{path}, entry {number}: '{printable(str(name))}' should be a value, and is {kind(value)}")
+        given = {str(name): value for name, value in entry.items() if value is not None}
+        rows.append({name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given.items()})
+    return rows
 
 
 def varying(combinations: Sequence[Combination]) -> list[str]:

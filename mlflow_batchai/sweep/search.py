@@ -1,4 +1,4 @@
-"""Search: what Optuna tries next, and which jobs fall behind; all of it from the runs of a sweep's jobs.
+"""Search: what Optuna tries next, which jobs fall behind, which parameters matter; all of it from the runs of a sweep's jobs.
 
 Optuna's study is made anew from the runs whenever it is asked, so nothing else is kept, and any process can go on.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mlflow_batchai.errors import UsageError
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
 
-# How many jobs must have come to an epoch before they are a measure of others.
+# How many jobs must have come to an epoch (or have succeeded) before they are a measure of others (or of parameters).
 ENOUGH = 5
 
 
@@ -46,7 +47,7 @@ def ask(plan: SweepPlan, jobs: Mapping[int, Run], number: int) -> Combination:
     return {name: _written(name, plan.space[name], value) for name, value in trial.params.items()}
 
 
-def _study(plan: SweepPlan, jobs: Mapping[int, Run], number: int) -> Study:
+def _study(plan: SweepPlan, jobs: Mapping[int, Run], number: int = 0) -> Study:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -140,3 +141,31 @@ class Medians:
     def _history(self, run: Run) -> dict[int, float]:
         points = self._mlflow.get_metric_history(run.info.run_id, self._metric)
         return {point.step: point.value for point in points if not math.isnan(point.value)}
+
+
+def importances(plan: SweepPlan, jobs: Mapping[int, Run], say: Callable[[str], None]) -> Any:
+    """Optuna's picture of how much each parameter matters; None where too few jobs have succeeded, or it can't be drawn.
+
+    Args:
+        say: told why it can't be drawn.
+    """
+    if not plan.space or plan.metric is None:
+        return None
+    try:
+        import matplotlib
+        import optuna
+
+        matplotlib.use("Agg")
+        study = _study(plan, jobs)
+        if len(study.get_trials(states=[optuna.trial.TrialState.COMPLETE])) < ENOUGH:
+            return None
+        evaluator = optuna.importance.FanovaImportanceEvaluator(seed=plan.seed % 2**32)
+        with matplotlib.rc_context({"figure.autolayout": True}), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Optuna calls its pictures experimental
+            plot = optuna.visualization.matplotlib.plot_param_importances
+            return plot(study, evaluator=evaluator, target_name=plan.metric).figure
+    except ImportError as error:
+        say(f"no picture of the parameters' importances: {error}; pip install 'mlflow-batchai[optuna]'")
+    except Exception as error:  # Optuna raises what its libraries do, and a sweep ends without a picture
+        say(f"no picture of the parameters' importances: {type(error).__name__}: {error}")
+    return None

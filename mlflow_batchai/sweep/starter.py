@@ -63,7 +63,7 @@ def plan_sweep(
         )
     parallel = plan.parallel or _fitting(source.cluster, ready.prepared) + 1
     metric, mode = comparison(plan.metric, plan.mode, source.config)
-    if metric is None and (plan.space or plan.stop):
+    if metric is None and (plan.asks or plan.stop):
         raise UsageError("--sampler tpe and --stop need to know what jobs are compared by: --metric val_accuracy")
     told = list(ready.prepared.plan.notify.on) if ready.prepared.plan.notify else None
     plan = dataclasses.replace(plan, name=name, parallel=parallel, metric=metric, mode=mode, code=code_hash(ready), told=told)
@@ -78,7 +78,7 @@ def _fitting(cluster: Cluster, prepared: Prepared) -> int:
 
 def _tried(plan: SweepPlan) -> Sequence[Combination]:
     """The combinations that are checked: all, or examples of those that Optuna will choose."""
-    return [{**plan.combinations[0], **each} for each in examples(plan.space)] if plan.space else plan.combinations
+    return [{**plan.combinations[0], **each} for each in examples(plan.space)] if plan.asks else plan.combinations
 
 
 def check(plan: SweepPlan, combinations: Sequence[Combination], say: Say) -> submitting.Ready:
@@ -129,7 +129,7 @@ class JobStarter:
         sweep, plan, first = self._sweep, self._sweep.plan, self._first
         # Prepared again: credentials of storage are made for the time that a job may take.
         parameters = plan.combinations[number - 1]
-        if plan.space:
+        if plan.asks:
             seen = sweeps.look(runs.client(sweep.tracking), sweep)
             parameters = {**parameters, **search.ask(plan, seen.jobs, number)}
         ready = submitting.prepare(first.source, parameters, plan.env_manager, self._say, Path(plan.cwd), first)

@@ -30,7 +30,7 @@ TAG_STOPPED = "batchai.sweepStopped"
 TAG_NAME, TAG_JOBS, TAG_DRIVER = "batchai.sweepName", "batchai.sweepJobs", "batchai.sweepDriver"
 TAG_BEST, TAG_BEST_METRIC = "batchai.sweepBest", "batchai.sweepBestMetric"
 TAG_PARENT, TAG_NOTE = "mlflow.parentRunId", "mlflow.note.content"
-PLAN, RESULTS = "sweep/plan.json", "sweep/results.json"
+PLAN, RESULTS, IMPORTANCES = "sweep/plan.json", "sweep/results.json", "sweep/importances.png"
 LONGEST_JOB_NAME = 50
 Mode = Literal["min", "max"] | None
 _IS_SWEEP = f"tags.`{TAG_JOBS}` LIKE '%'"
@@ -47,7 +47,8 @@ class SweepPlan:
         parallel: the most jobs at once that have not ended.
         metric: what jobs are compared by; None: a usual one.
         mode: whether less or more is better; None: by the metric's name.
-        space: what Optuna chooses from when a job is started: parameter -> values, or a range.
+        space: what a sampler chooses from: parameter -> values, or a range.
+        asks: whether Optuna chooses when a job is started.
         stop: whether jobs that fall behind the median are ended.
         told: of which ends batchai.yaml has people told; None: it says nothing.
     """
@@ -65,6 +66,7 @@ class SweepPlan:
     mode: Mode
     code: str
     space: Values = field(default_factory=dict)
+    asks: bool = False
     seed: int = 0
     stop: bool = False
     told: Sequence[str] | None = None
@@ -74,7 +76,7 @@ class SweepPlan:
         return f"{slug(self.name, LONGEST_JOB_NAME)}-{number}"
 
     def parameters(self, number: int, run: Run | None) -> Combination:
-        """The parameters of a job; those that Optuna has chosen stand in its run."""
+        """The parameters of a job; those that a sampler has chosen stand in its run."""
         chosen = run.data.params if run and self.space else {}
         return {**self.combinations[number - 1], **{name: chosen[name] for name in self.space if name in chosen}}
 

@@ -48,6 +48,7 @@ REFUSED: list[tuple[list[str], int, str]] = [
     ([*TPE, "-P", "lr=0.1..0.2"], 2, "what jobs are compared by: --metric"),
     ([*TPE, "-P", "lr=1", "--metric", "m"], 2, "chooses from lists and ranges of -P"),
     ([*TPE, "-P", "lr=1", "-P", "bs=4.5..8:0.5", "--metric", "m"], 1, "(combination 1 of 2: lr=1, bs=4.5)"),
+    (["-P", "lr=1", "--from", "nope.csv"], 1, "nope.csv: can't be read"),
     (["-P", "lr=1", "--cluster", "nope"], 3, "there is no cluster 'nope'"),
     (["-P", "lr=1", "-c", "nope.yaml"], 2, "--backend-config nope.yaml"),
     (["-P", "lr=1", "-c", '{"properties": {"nodeCount": 9}}'], 1, "properties.nodeCount is 9"),

@@ -13,7 +13,7 @@ from mlflow_batchai.documents.batchai import parse_batchai, read_batchai
 from mlflow_batchai.documents.cluster import load_cluster, parse_cluster
 from mlflow_batchai.documents.job import parse_job
 from mlflow_batchai.documents.mlproject import load_project
-from mlflow_batchai.documents.reading import load_text, read
+from mlflow_batchai.documents.reading import load_list, load_text, read
 from mlflow_batchai.errors import DocumentError
 
 NUMBERS = {"a": "0777", "b": "1.10", "c": "1:30:00", "d": "2019-03-31", "e": -4}
@@ -99,6 +99,12 @@ def test_hints(text: str, hint: str) -> None:
     with pytest.raises(DocumentError) as caught:
         load_text(text, "job.json")
     assert str(caught.value).endswith(f"; {hint}")
+
+
+def test_a_list() -> None:
+    assert load_list("- {a: 1}\n- 0.10", "x.yaml") == [{"a": 1}, "0.10"]
+    with pytest.raises(DocumentError, match=r"^x\.yaml: must hold a list, not a mapping$"):
+        load_list("a: 1", "x.yaml")
 
 
 @pytest.fixture

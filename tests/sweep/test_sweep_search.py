@@ -1,4 +1,4 @@
-"""Sweeps that choose as they go: Optuna's trials from the runs alone, jobs that fall behind."""
+"""Sweeps that choose as they go: Optuna's trials from the runs alone, jobs that fall behind, the picture of importances."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import dataclasses
 import random
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,7 +96,7 @@ class Searching(Toys):
 
 
 def searching(store: runs.Tracking, trials: int, **changes: Any) -> sweeps.Sweep:
-    how = {"combinations": [{"epochs": "4"}] * trials, "metric": "val_accuracy", "space": SPACE, "seed": 7}
+    how = {"combinations": [{"epochs": "4"}] * trials, "metric": "val_accuracy", "space": SPACE, "asks": True, "seed": 7}
     return begin(store, **{**how, "parallel": 1, **changes})
 
 
@@ -135,6 +136,8 @@ def test_a_killed_process_changes_no_trial(store, mlflow) -> None:
     found = judge(sweep.plan, sweeps.look(mlflow, sweep).jobs, protocol.now_ms())
     assert found.best is not None and run.data.tags[sweeps.TAG_BEST] == found.best.runId
     assert found.columns == list(SPACE) and f"lr={found.best.parameters['lr']}" in run.data.tags["mlflow.note.content"]
+    picture = Path(mlflow.download_artifacts(sweep.run_id, sweeps.IMPORTANCES)).read_bytes()
+    assert picture.startswith(b"\x89PNG")
 
 
 def test_several_at_once_know_of_each_other(store, mlflow) -> None:
@@ -201,8 +204,8 @@ def test_a_process_that_died_before_it_ended_the_job(store, mlflow, monkeypatch)
     assert sweeps.look(mlflow, sweep).jobs[7].info.status == "KILLED"
 
 
-def test_without_optuna(monkeypatch) -> None:
-    """A search is refused in one sentence."""
+def test_without_optuna(store, mlflow, monkeypatch) -> None:
+    """A search is refused in one sentence; a sweep that needs no choice ends without a picture, and says so."""
     real = builtins.__import__
 
     def absent(name: str, *rest: Any) -> Any:
@@ -213,3 +216,8 @@ def test_without_optuna(monkeypatch) -> None:
     monkeypatch.setattr(builtins, "__import__", absent)
     with pytest.raises(UsageError, match=r"needs Optuna: pip install 'mlflow-batchai\[optuna\]'"):
         search.require()
+    toys, said = Toys(mlflow), []
+    sweep = begin(store, space={"lr": ["0.1", "0.2"]}, metric="accuracy")
+    drive(sweep, toys, lambda: toys.end_all(accuracy=1.0), said)
+    assert mlflow.get_run(sweep.run_id).info.status == "FINISHED"
+    assert said == ["no picture of the parameters' importances: No module named 'optuna'; pip install 'mlflow-batchai[optuna]'"]
