@@ -65,7 +65,7 @@ OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED",
 ENDED = (*OVER, "LAUNCH_FAILED", "RECONFIG_FAIL", "REVOKED")
 
 # ``Queued``, a line a job.
-QUEUE = ("-h", "-o", "%i|%T|%r|%S|%N|%j|%k")
+QUEUE = ("-h", "-o", "%i|%T|%r|%S|%N|%D|%j|%k")
 
 # First program of a task. The archive lies on the share, where others may write: what it holds is checked before it is run.
 _BOOT = """
@@ -128,6 +128,7 @@ class Queued(NamedTuple):
     reason: str
     start: str
     nodes: str
+    node_count: str
     name: str
     comment: str
 
@@ -142,8 +143,8 @@ class Queued(NamedTuple):
 def queued(text: str) -> Iterator[Queued]:
     """The jobs of ``squeue``'s output in ``Queued``'s order; array jobs (``14_[2-3]``) are never ours."""
     for line in text.splitlines():
-        fields = line.split("|", 6)
-        if len(fields) == 7 and fields[0].isdecimal():
+        fields = line.split("|", 7)
+        if len(fields) == 8 and fields[0].isdecimal():
             yield Queued(int(fields[0]), *fields[1:])
 
 
@@ -355,6 +356,9 @@ class Slurm:
         if job and job.name == _name_in(handle):
             if job.state in WAITING:
                 return Poll(PollState.QUEUED, f"{title} is {job.words}", started=False)
+            if job.state == "RUNNING" and job.node_count != str(len(nodes)):
+                # It goes on for ever (--no-kill) without a node that has died, were it node 0's.
+                return unknown_poll(handle, f"{title} has lost a node: of {len(nodes)} it has {job.node_count} ({job.nodes})")
             if job.state in RUNNING:
                 return Poll(PollState.ALIVE, frozen=nodes if job.state in FROZEN else ())
             if job.state not in ENDED:
