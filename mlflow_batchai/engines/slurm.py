@@ -578,7 +578,7 @@ class Slurm:
         if done.code == 127:
             remedy = "put Slurm's commands on its PATH" + ("" if self._document.login else ", or name a login node (login)")
             return ClusterError(f"{title}: there is no {argv[0]} on {where}; {remedy}")
-        if "ontact slurm controller" in done.err or "timed out" in done.err:
+        if any(words in done.err for words in ("ontact slurm controller", "timed out", "Connection reset")):
             return ClusterError(f"{title}: Slurm's controller doesn't answer on {where} ({said}); try again when it does")
         if argv[0] in ("sbatch", "salloc"):
             return ClusterError(
