@@ -1,6 +1,7 @@
 """A real Slurm on this machine, for tests: munged, slurmctld and a slurmd for each node, ended by their own processes.
 
 Each has its own folder, key, socket and ports, so several may run at once. The nodes have two CPUs and two (fake) GPUs each.
+With accounting there are a MariaDB, which listens on a socket in that folder, and a slurmdbd.
 """
 
 from __future__ import annotations
@@ -12,21 +13,26 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 from sshd import free_port
 from waiting import wait_for
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
+ACCOUNTING = ("mariadbd", "slurmdbd")
 GPUS = 2
 
 
-def missing() -> str | None:
+def missing(accounting: bool = False) -> str | None:
     """Why no Slurm can be started on this machine, or None."""
-    lacking = [program for program in PROGRAMS if shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin") is None]
-    return f"no {lacking[0]} (apt-get install slurm-wlm munge)" if lacking else None
+    programs = PROGRAMS + ACCOUNTING * accounting
+    lacking = [program for program in programs if shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin") is None]
+    packages = "slurm-wlm munge" + " slurmdbd slurm-wlm-mysql-plugin mariadb-server-core" * accounting
+    return f"no {lacking[0]} (apt-get install {packages})" if lacking else None
 
 
 class SlurmDaemons:
@@ -34,14 +40,15 @@ class SlurmDaemons:
 
     Attributes:
         config: its slurm.conf, for ``SLURM_CONF``.
-        daemons: ``munged``, ``slurmctld``, ``n0``, ... -> its process, of those that run.
+        daemons: ``munged``, ``mariadbd``, ``slurmdbd``, ``slurmctld``, ``n0``, ... -> its process, of those that run.
         count: nodes.
 
     Args:
         settings: further lines of slurm.conf, in place of ours.
+        accounting: whether slurmdbd keeps what the controller forgets.
     """
 
-    def __init__(self, root: Path, count: int, settings: dict[str, str]) -> None:
+    def __init__(self, root: Path, count: int, settings: dict[str, str], accounting: bool = False) -> None:
         self.count = count
         self.config = root / "slurm.conf"
         self._root = root
@@ -49,6 +56,7 @@ class SlurmDaemons:
         self._environment = {
             **os.environ,
             "SLURM_CONF": str(self.config),
+            "MYSQL_UNIX_PORT": f"{root}/database/socket",
             "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin",
         }
         self.daemons: dict[str, subprocess.Popen[bytes]] = {}
@@ -84,6 +92,7 @@ class SlurmDaemons:
             "AccountingStorageType": "accounting_storage/none",
             "SlurmdParameters": "config_overrides",
             "GresTypes": "gpu",
+            **(self._accounting(user) if accounting else {}),
             **settings,
         }
         text = "".join(f"{name}={value}\n" for name, value in lines.items())
@@ -101,40 +110,88 @@ class SlurmDaemons:
         (root / "gres.conf").write_text(gres)
         (root / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         try:
-            for name in ("munged", "slurmctld", *(f"n{node}" for node in range(count))):
+            for name in ("munged", *ACCOUNTING * accounting, "slurmctld", *(f"n{node}" for node in range(count))):
                 self.start(name)
             self.wait_idle()
         except BaseException:
             self.stop()
             raise
 
-    def start(self, name: str) -> None:
-        """Start a daemon, or start it again."""
+    def _accounting(self, user: str) -> dict[str, str]:
+        """Settings of slurmdbd; those by which slurmctld finds it."""
+        root, port = self._root, str(free_port(["127.0.0.1"]))
+        (root / "database").mkdir(0o700)
+        lines = {
+            "AuthInfo": f"socket={root}/munge.socket",
+            "DbdHost": "localhost",
+            "DbdAddr": "127.0.0.1",
+            "DbdPort": port,
+            "SlurmUser": user,
+            "PidFile": f"{root}/slurmdbd.pid",
+            "StorageType": "accounting_storage/mysql",
+            "StorageHost": "localhost",
+            "StorageUser": user,
+            "StorageLoc": "slurm",
+        }
+        (root / "slurmdbd.conf").write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
+        (root / "slurmdbd.conf").chmod(0o600)
+        return {
+            "AccountingStorageType": "accounting_storage/slurmdbd",
+            "AccountingStorageHost": "127.0.0.1",
+            "AccountingStoragePort": port,
+            "AccountingStoragePass": f"{root}/munge.socket",
+        }
+
+    def _argv(self, name: str) -> Sequence[str]:
         root = self._root
-        munge = ["--force", "--foreground", f"--socket={root}/munge.socket", f"--key-file={root}/munge.key"]
-        munge += [f"--pid-file={root}/munged.pid", f"--log-file={root}/munged.log", f"--seed-file={root}/munge.seed"]
-        argv = {"munged": ["munged", *munge], "slurmctld": ["slurmctld", "-D"]}.get(name, ["slurmd", "-D", "-N", name])
+        if name == "munged":
+            files = {"socket": "socket", "key-file": "key", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+            return ["munged", "--force", "--foreground", *(f"--{option}={root}/munge.{file}" for option, file in files.items())]
+        if name == "mariadbd":
+            # An empty folder is database enough, and nobody but its user gets in there.
+            own = (f"--datadir={root}/database", f"--socket={root}/database/socket", f"--user={getpass.getuser()}")
+            small = ("--innodb-log-file-size=4M", "--innodb-buffer-pool-size=16M", "--innodb-lock-wait-timeout=900")
+            return ["mariadbd", "--no-defaults", "--skip-networking", "--skip-grant-tables", *own, *small]
+        return [name, "-D"] if name in ("slurmdbd", "slurmctld") else ["slurmd", "-D", "-N", name]
+
+    def start(self, name: str, within: Sequence[str] = ()) -> None:
+        """Start a daemon, or start it again.
+
+        Args:
+            within: the command that it is started by.
+        """
         # They end with the tests, even if these are killed.
-        with (root / f"{name}.out").open("ab") as log:
+        with (self._root / f"{name}.out").open("ab") as log:
             self.daemons[name] = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "TERM", *argv],
+                ["setpriv", "--pdeathsig", "TERM", *within, *self._argv(name)],
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
-        if name == "munged":
-            wait_for((root / "munge.socket").exists)
+        sockets = {"munged": "munge.socket", "mariadbd": "database/socket"}
+        if name in sockets:
+            wait_for((self._root / sockets[name]).exists, what=f"{name} answers")
+        if name == "slurmdbd":
+            wait_for(lambda: "started" in (self._root / "slurmdbd.out").read_text(), what="slurmdbd answers")
 
     def kill(self, name: str) -> None:
-        """Kill a daemon, as if its machine had crashed (what it had started goes on).
-
-        The controller may end in order: one that is killed within seconds of a job's start takes it for PENDING afterwards.
-        """
+        """Kill a daemon, as if its machine had crashed (what it had started goes on)."""
+        if name == "slurmctld":
+            self._save()
         process = self.daemons.pop(name)
-        process.terminate() if name == "slurmctld" else process.kill()
+        process.kill()
         process.wait()
+
+    def _save(self) -> None:
+        """Have the controller write its jobs: it takes up to 5 s for that, and one that it has just started is PENDING if it dies before."""
+        state, now = self._root / "state" / "job_state", time.time()
+        jobs = self.ask("squeue", "-h", "-o", "%i").split()
+        for job in jobs:
+            self.ask("scontrol", "update", f"JobId={job}", "AdminComment=seen")
+        if jobs:
+            wait_for(lambda: state.exists() and state.stat().st_mtime > now, what="the controller writes its jobs")
 
     def ask(self, *argv: str) -> str:
         """Output of one of Slurm's commands."""
@@ -146,8 +203,9 @@ class SlurmDaemons:
         wait_for(lambda: self.ask("sinfo", "-h", "-t", "idle", "-p", "main", "-o", "%D").strip() == str(self.count))
 
     def stop(self) -> None:
-        """Stop all: nodes first, so that they can say goodbye."""
-        for name in sorted(self.daemons, key=lambda name: (name == "munged", name == "slurmctld")):
+        """Stop all: nodes first, so that they can say goodbye, then what was started first last."""
+        order = ("slurmctld", "slurmdbd", "mariadbd", "munged")
+        for name in sorted(self.daemons, key=lambda name: order.index(name) + 1 if name in order else 0):
             self.daemons[name].terminate()
         for process in self.daemons.values():
             try:
@@ -156,17 +214,30 @@ class SlurmDaemons:
                 process.kill()
                 process.wait()
         self.daemons.clear()
+        for step in self.steps():
+            for process in [*step.children(recursive=True), step]:
+                process.kill()
+
+    def steps(self) -> list[psutil.Process]:
+        """The processes (slurmstepd) that run what was submitted; a slurmd that is killed leaves its own."""
+        # Its title stands where psutil looks for the environment.
+        own, found = f"SLURM_CONF={self.config}\0".encode(), []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                if process.name() == "slurmstepd" and own in Path(f"/proc/{process.pid}/environ").read_bytes():
+                    found.append(process)
+        return found
 
 
 @contextlib.contextmanager
-def slurm_daemons(count: int = 4, **settings: str) -> Iterator[SlurmDaemons]:
+def slurm_daemons(count: int = 4, accounting: bool = False, **settings: str) -> Iterator[SlurmDaemons]:
     """A running Slurm for a fixture; ``SLURM_CONF`` names it meanwhile. Skips the test where Slurm isn't installed."""
-    reason = missing()
+    reason = missing(accounting)
     if reason:
         pytest.skip(reason)
     # A socket's path has to be short.
     with tempfile.TemporaryDirectory(prefix="slurm") as folder, pytest.MonkeyPatch.context() as patch:
-        daemons = SlurmDaemons(Path(folder), count, settings)
+        daemons = SlurmDaemons(Path(folder), count, settings, accounting)
         patch.setenv("SLURM_CONF", str(daemons.config))
         try:
             yield daemons

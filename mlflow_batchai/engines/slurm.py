@@ -67,7 +67,7 @@ OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED",
 ENDED = (*OVER, "LAUNCH_FAILED", "RECONFIG_FAIL", "REVOKED")
 
 # ``Queued``, a line a job.
-QUEUE = ("-h", "-o", "%i|%T|%r|%S|%N|%j|%k")
+QUEUE = ("-h", "-o", "%i|%T|%r|%S|%N|%D|%j|%k")
 
 # First program of a task. The archive lies on the share, where others may write: what it holds is checked before it is run.
 _BOOT = """
@@ -136,6 +136,7 @@ class Queued(NamedTuple):
     reason: str
     start: str
     nodes: str
+    node_count: str
     name: str
     comment: str
 
@@ -150,8 +151,8 @@ class Queued(NamedTuple):
 def queued(text: str) -> Iterator[Queued]:
     """The jobs of ``squeue``'s output in ``Queued``'s order; array jobs (``14_[2-3]``) are never ours."""
     for line in text.splitlines():
-        fields = line.split("|", 6)
-        if len(fields) == 7 and fields[0].isdecimal():
+        fields = line.split("|", 7)
+        if len(fields) == 8 and fields[0].isdecimal():
             yield Queued(int(fields[0]), *fields[1:])
 
 
@@ -374,6 +375,9 @@ class Slurm:
         if job and job.name == _name_in(handle):
             if job.state in WAITING:
                 return Poll(PollState.QUEUED, f"{title} is {job.words}", started=False)
+            if job.state == "RUNNING" and job.node_count != str(len(nodes)):
+                # It goes on for ever (--no-kill) without a node that has died, were it node 0's.
+                return unknown_poll(handle, f"{title} has lost a node: of {len(nodes)} it has {job.node_count} ({job.nodes})")
             if job.state in RUNNING:
                 return Poll(PollState.ALIVE, frozen=nodes if job.state in FROZEN else ())
             if job.state not in ENDED:
@@ -595,7 +599,7 @@ class Slurm:
         if done.code == 127:
             remedy = "put Slurm's commands on its PATH" + ("" if self._document.login else ", or name a login node (login)")
             return ClusterError(f"{title}: there is no {argv[0]} on {where}; {remedy}")
-        if "ontact slurm controller" in done.err or "timed out" in done.err:
+        if any(words in done.err for words in ("ontact slurm controller", "timed out", "Connection reset")):
             return ClusterError(f"{title}: Slurm's controller doesn't answer on {where} ({said}); try again when it does")
         if argv[0] in ("sbatch", "salloc"):
             return ClusterError(

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from command_line import Cli
+from netns import unavailable
 from slurm_daemons import SlurmDaemons, slurm_daemons
 from ssh_world import WAITS, HereClient, config, describe, ended, running
+from sshd import free_port
 
+CIFAR = Path(__file__).parents[2] / "projects" / "cifar_horovod"
 SECRET = "s3cr3t-canary-of-the-document"
 
 
@@ -165,6 +170,64 @@ def test_what_slurm_refuses(world: Any, cluster: Any, here: HereClient) -> None:
     assert world.runs() == []
 
 
+def test_eight_jobs_on_four_nodes(world: Any, cluster: Any, slurm: SlurmDaemons) -> None:
+    """A sweep whose jobs Slurm queues: never more than four run at once."""
+    cluster()
+    train = """
+        import os, sys, time
+        from pathlib import Path
+        from mlflow_batchai.training import report
+        share = Path(os.environ["AZ_BATCHAI_MOUNT_ROOT"], "share")
+        mine = share / ("up-" + sys.argv[1])
+        mine.touch()
+        while not (share / "go").exists():
+            time.sleep(0.05)
+        report.log(step=0, at_once=len(list(share.glob("up-*"))), lr=float(sys.argv[1]))
+        mine.unlink()
+    """
+    mlproject = "name: toy\nentry_points:\n  main:\n    parameters: {lr: float}\n    command: python train.py {lr}\n"
+    project, cli = world.project(train, mlproject, batchai=config(1)), Cli(world)
+    values = [float(number) for number in range(1, 9)]
+    grid = "lr=" + ",".join(map(str, values))
+    said = cli("sweep", project, "-P", grid, "--parallel", "8", "--no-wait", "--run-name", "eight", "--metric", "lr")
+    assert said.code == 0, said
+    states = world.wait(lambda: len(found := slurm.ask("squeue", "-h", "-o", "%T").split()) == 8 and found)
+    assert states.count("PENDING") >= 4
+    world.wait(lambda: len(list((world.root / "share").glob("up-*"))) == 4)
+    go(world)
+    assert cli("sweep", "attach", "eight").code == 0
+    jobs = [run for run in world.runs() if run.info.run_name != "eight"]
+    assert sorted(run.data.metrics["lr"] for run in jobs) == values
+    assert {run.info.status for run in jobs} == {"FINISHED"} and max(run.data.metrics["at_once"] for run in jobs) == 4
+
+
+@pytest.mark.timeout(600)
+def test_the_cifar_project_on_four_nodes(world: Any, cluster: Any) -> None:
+    """``mlflow run`` of the real project: a rank a node; metrics, logs and a model that was tried are in MLflow."""
+    cluster()
+    asked = json.dumps({"cluster": "nc6", "properties": {"nodeCount": 4, "horovodSettings": {"processCount": 4}}})
+    data = few_images(world.root / "few.npz")
+    words = ("-P", f"data={data}", "-P", "epochs=8", "-P", "augment=false", "-P", "batch_size=16")
+    result = world.run(CIFAR, *words, "--backend-config", asked, timeout=500)
+    assert result.returncode == 0, result.stderr
+    run = world.last
+    assert run.info.status == "FINISHED"
+    for metric in ("loss", "val_accuracy", "images_per_second"):
+        assert [step for step, _ in world.points(metric)] == [0, 1], metric
+    assert "4 ranks train 2 epochs each" in world.artifact("logs/stdout.txt")
+    model = world.client.get_logged_model(run.data.tags["batchai.model"].removeprefix("models:/"))
+    assert model.tags["batchai.modelCheck"].startswith("loaded and tried in ")
+    world.wait(lambda: not list((world.root / "node roots").iterdir()), what="the nodes' folders go")
+
+
+def few_images(path: Path) -> Path:
+    """Random ones."""
+    rng = np.random.default_rng(0)
+    data = {f"x_{part}": rng.integers(0, 256, (count, 32, 32, 3), np.uint8) for part, count in (("train", 64), ("test", 8))}
+    np.savez(path, **data, **{f"y{name[1:]}": np.arange(len(x), dtype=np.uint8)[:, None] % 10 for name, x in data.items()})
+    return path
+
+
 def test_without_slurm_here(
     world: Any, cluster: Any, here: HereClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -173,6 +236,37 @@ def test_without_slurm_here(
         patch.setenv("PATH", str(tmp_path))
         error = here.refused(1)
     assert "there is no sbatch on this machine; put Slurm's commands on its PATH, or name a login node" in error
+
+
+def test_a_login_node_that_is_away(world: Any, cluster: Any, here: HereClient) -> None:
+    """One sentence, and no run."""
+    port = free_port(["127.0.0.1"])
+    cluster(login=f"me@127.0.0.1:{port}")
+    sentence = (
+        f"^login node me@127.0.0.1:{port} .* refused the connection; check that sshd runs there and listens on port {port}$"
+    )
+    with pytest.raises(Exception, match=sentence):
+        here.submit(world.project(batchai=config(2)))
+    assert world.runs() == []
+
+
+@pytest.mark.skipif(unavailable() is not None, reason=unavailable() or "")
+def test_a_share_that_a_node_does_not_see(world: Any, cluster: Any, here: HereClient, slurm: SlurmDaemons) -> None:
+    """Its job ends at once, and the run says so; the secrets don't stay on the share."""
+    cluster(options=["--nodelist=n3"])
+    slurm.kill("n3")
+    share = str(world.root / "share")
+    slurm.start("n3", ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', share))
+    try:
+        slurm.wait_idle()
+        run = ended(world, here.submit(world.project(batchai=config(1))))
+    finally:
+        slurm.kill("n3")
+        slurm.start("n3")
+        slurm.wait_idle()
+    assert run.info.status == "FAILED" and run.data.tags["batchai.errorCode"] == "NodeSetupFailed"
+    assert re.match(r"node-0 was lost: Slurm job \d+ has ended", run.data.tags["batchai.reason"])
+    assert [path.suffix for path in (world.root / "share" / ".batchai").glob("slurm-*/*")] == [".pyz"]
 
 
 def test_a_larger_cluster_is_slurms_business(world: Any, cluster: Any) -> None:

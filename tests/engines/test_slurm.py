@@ -68,8 +68,8 @@ def poll(squeue: Result | str, **answers: Result | str) -> Poll:
     return engine(Answers(squeue=squeue, **answers)).poll(HANDLE)
 
 
-def line(state: str, reason: str = "None", start: str = "N/A", name: str = "batchai-a1b2-1") -> str:
-    return f"14|{state}|{reason}|{start}|n[0-1]|{name}|jobs/a1b2\n"
+def line(state: str, reason: str = "None", start: str = "N/A", name: str = "batchai-a1b2-1", count: int = 2) -> str:
+    return f"14|{state}|{reason}|{start}|n[0-1]|{count}|{name}|jobs/a1b2\n"
 
 
 def test_what_sbatch_is_told() -> None:
@@ -129,7 +129,8 @@ def test_the_script_runs(tmp_path: Path) -> None:
             "is PENDING (Resources), to start at 2026-11-30T12:00:00",
         ),
         (line("RUNNING"), "alive", ""),
-        (line("COMPLETING"), "alive", ""),
+        (line("RUNNING", count=1), "unknown", "Slurm job 14 has lost a node: of 2 it has 1 (n[0-1])"),
+        (line("COMPLETING", count=1), "alive", ""),
         (line("TIMEOUT", "TimeLimit"), "gone", "Slurm job 14 has ended: TIMEOUT (TimeLimit)"),
         (line("NEW_IN_30"), "unknown", "NEW_IN_30"),
         # Of another job: numbers began again.
@@ -226,7 +227,7 @@ def test_a_submit_whose_answer_is_lost_ends_what_slurm_may_have() -> None:
                 self.answers["squeue"] = ""
             return super().run(argv, stdin, timeout)
 
-    runner = Lost(squeue=line("PENDING") + "15|PENDING|None|N/A||mine|\n")
+    runner = Lost(squeue=line("PENDING") + "15|PENDING|None|N/A||2|mine|\n")
     with pytest.raises(ClusterError, match="Slurm's controller doesn't answer"):
         engine(runner).submit(REQUEST)
     assert ("scancel", "14") in runner.ran and ("scancel", "15") not in runner.ran
