@@ -20,6 +20,7 @@ from mlflow_batchai.engines import parallel
 from mlflow_batchai.errors import BatchAIError, JobChangedError
 from mlflow_batchai.follower import detached, retries
 from mlflow_batchai.follower.detached import Submitted
+from mlflow_batchai.job import lease
 from mlflow_batchai.job.jobs import pause_after
 from mlflow_batchai.job.lease import LeaseState, LeaseView
 from mlflow_batchai.tracking import runs, stores
@@ -108,8 +109,8 @@ def look_after(found: Sequence[Run], tracking: Tracking, say: Say) -> Iterator[C
     candidates = _opened(found, tracking)
     yield from _judged(candidates)
     if open_ := [candidate for candidate in candidates if candidate.result is None]:
-        seconds = max(candidate.found.monitor.grace_seconds for candidate in open_)
-        say(f"waiting up to {seconds:.0f} s to see whether the followers of {len(open_)} job(s) on other machines live")
+        seconds = f"{lease.GRACE_SECONDS:.0f} s"
+        say(f"waiting up to {seconds} to see whether the followers of {len(open_)} job(s) on other machines live")
     while open_:
         time.sleep(min(candidate.found.monitor.look_seconds for candidate in open_))
         for candidate in open_:
