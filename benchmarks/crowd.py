@@ -116,7 +116,7 @@ def crowd(folder: Path, store: Path, jobs: int, seconds: float) -> None:
         watcher.start()
         made.submit()
         time.sleep(seconds)  # what came last settles
-        begun, before = time.monotonic(), watcher.look()
+        before, begun = watcher.look(), time.monotonic()  # a look takes a second or two
         time.sleep(seconds)
         waiting = 100 * (watcher.look() - before) / (time.monotonic() - begun)
         begun = time.monotonic()

@@ -20,6 +20,10 @@ from mlflow_batchai.follower import detached
 from mlflow_batchai.follower.detached import Submitted
 from mlflow_batchai.tracking import runs
 
+# Of the followers that are started here: no test waits longer for another one to take over.
+HEARTBEAT_SECONDS, GRACE_SECONDS = 5.0, 20.0
+QUICK = f"from mlflow_batchai.job import lease\nlease.HEARTBEAT_SECONDS, lease.GRACE_SECONDS = {HEARTBEAT_SECONDS}, {GRACE_SECONDS}\n"
+
 
 class Site:
     """A user's folder and store, jobs whose nodes nobody can ask, and the follower processes of both."""
@@ -83,6 +87,10 @@ def open_site(folder: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     """A site in this process's environment; its followers end with it."""
     made = Site(folder, store)
     monkeypatch.setenv("BATCHAI_HOME", str(made.home))
+    injected = folder / "injected"
+    injected.mkdir()
+    (injected / "sitecustomize.py").write_text(QUICK, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(injected), prepend=os.pathsep)
     try:
         yield made
     finally:

@@ -21,6 +21,7 @@ from mlflow_batchai.engines import parallel
 from mlflow_batchai.errors import BatchAIError, JobChangedError
 from mlflow_batchai.follower import detached, retries
 from mlflow_batchai.follower.detached import Submitted
+from mlflow_batchai.job import lease
 from mlflow_batchai.job.jobs import pause_after
 from mlflow_batchai.job.lease import LeaseState, LeaseView
 from mlflow_batchai.tracking import runs, stores
@@ -112,10 +113,10 @@ def look_after(found: Sequence[Run], tracking: Tracking, say: Say) -> Iterator[C
                 candidate.end(Result.UNSEEN, f"its share has not answered for {FIRST_LOOK_SECONDS:.0f} s")
             if candidate.result is not None:
                 yield left.pop(future)
-        graces = [candidate.found.monitor.grace_seconds for candidate in left.values() if candidate.follower]
-        if graces and len(graces) == len(left) and not told:
+        if left and not told and all(candidate.follower for candidate in left.values()):
             told = True
-            say(f"waiting up to {max(graces):.0f} s to see whether the followers of {len(left)} job(s) on other machines live")
+            seconds = f"{lease.GRACE_SECONDS:.0f} s"
+            say(f"waiting up to {seconds} to see whether the followers of {len(left)} job(s) on other machines live")
 
 
 def _see(candidate: Candidate, run: Run, tracking: Tracking) -> None:

@@ -24,8 +24,8 @@ from mlflow_batchai.tracking.relay import Relay
 from mlflow_batchai.tracking.retrying import GivenUpError, LogThrottle, Result, RetryPolicy
 
 STEP_SECONDS = 0.5
-# The same while an attempt waits for its nodes, as long as a look at its folders shows nothing new.
-WAITING_STEP_SECONDS, GLANCE_SECONDS = 30.0, 2.0
+# The same while an attempt waits for its nodes, as long as looks at its folders, more and more seldom, show nothing new.
+WAITING_STEP_SECONDS, GLANCE_SECONDS, LONGEST_GLANCE_SECONDS, SLOWER = 30.0, 2.0, 5.0, 1.25
 TAG_SECONDS = 5.0
 # For how long a share is away before we ask whether it is for us alone.
 LEAVE_SECONDS = 10.0
@@ -180,7 +180,7 @@ class Follower:
     def _relay_attempt(self) -> JobState:
         """Relay an attempt until it is over and its nodes are free."""
         over = functools.partial(self.supervisor.over, self.job.attempt)
-        pause = 0.0
+        pause, glance = 0.0, GLANCE_SECONDS
         while True:
             if state := over(pause):
                 return state
@@ -188,8 +188,9 @@ class Follower:
             self._persist(self._round, sleep=over, enough=lambda: over(0) is not None)
             pause = pause_after(time.monotonic() - begun, STEP_SECONDS)
             while self._waits and glimpse and time.monotonic() - begun < WAITING_STEP_SECONDS and self.job.glimpse() == glimpse:
-                if state := over(GLANCE_SECONDS):
+                if state := over(glance):
                     return state
+                glance = min(glance * SLOWER, LONGEST_GLANCE_SECONDS)
 
     def _round(self) -> None:
         """Relay what is new."""
@@ -212,11 +213,14 @@ class Follower:
     def _relay_news(self, state: JobState) -> None:
         self._relay.show_state(state)
         self._relay.show_waits(self.supervisor.waits)
-        self._relay.step()
+        # Agents that have no node yet write nothing that the run needs.
+        if self.job.hosts:
+            self._relay.step()
         self._relay.describe(state)
         self._relay.files_when_due()
-        self._relay.logs_when_due()
-        self._relay.outputs_when_whole()
+        if self.job.hosts:
+            self._relay.logs_when_due()
+            self._relay.outputs_when_whole()
         if not self._asked and time.monotonic() >= self._next_tag:
             self._next_tag = time.monotonic() + TAG_SECONDS
             if self._cancels.wanted(self._mlflow, self.job.plan.run_id):

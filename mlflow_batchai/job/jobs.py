@@ -126,11 +126,12 @@ class Job:
         """Times of folders that change when the attempt gets a node, and when it ends; None where to ask costs a request."""
         if not isinstance(self.share, DirectoryShare):
             return None
+        # Of every waiting job every two seconds: this is no place for ``Share.local``'s checks of names that we have made.
+        attempt, nodes = (self.share.root / folder for folder in (self.paths.events.rpartition("/")[0], self.paths.nodes))
         try:
-            attempt, nodes = (self.share.local(folder) for folder in (self.paths.events.rpartition("/")[0], self.paths.nodes))
             # The first node that is taken makes the second folder.
             return attempt.stat().st_mtime_ns, nodes.stat().st_mtime_ns if nodes.exists() else 0
-        except (OSError, ShareError):
+        except OSError:
             return None
 
     @property

@@ -26,8 +26,10 @@ from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.signing import Signature
 from mlflow_batchai.storage import job_file
 
-# (heartbeat, grace, look): where every look costs requests, holders send heartbeats, and are looked at, less often.
-PACE, INDEX_PACE = (5.0, 20.0, 0.5), (20.0, 70.0, 5.0)
+# A holder on another machine is known by its heartbeats only, and counts as dead when it has sent none for the grace time.
+HEARTBEAT_SECONDS, GRACE_SECONDS = 20.0, 70.0
+# Between two looks at a lease; the second where each costs requests.
+LOOK_SECONDS, INDEX_LOOK_SECONDS = 0.5, 5.0
 # So many folders behind the last lease that counts are looked into: none but forged ones are left without a cursor for long.
 MOST_FORGED = 100
 # A cursor with another shape is none: its holder hasn't said a word.
@@ -107,7 +109,6 @@ class Lease:
         self._job = job
         self._clock = clock
         self._sleep = sleep
-        self._heartbeat_seconds, self._grace_seconds, self._look_seconds = PACE if job.index is None else INDEX_PACE
         self._checked: float | None = None
         self._saved: float | None = None
         self.attempt = job.attempt
@@ -224,7 +225,7 @@ class Lease:
             if watched not in (None, seen) and not pushed:
                 return False
             watched = seen
-            stale = self._clock() - since > self._grace_seconds or proc.is_certainly_gone(cursor.get("holder") or {})
+            stale = self._clock() - since > GRACE_SECONDS or proc.is_certainly_gone(cursor.get("holder") or {})
             # One that is finished for an earlier attempt is free.
             free = newest == 0 or stale or pushed or _is_let_go(cursor)
             if free and self._job.share.claim(self._job.paths.lease(newest + 1)):
@@ -237,7 +238,7 @@ class Lease:
                 self.attempt = int(last.get("attempt", 1)) + (finished and not over)
                 self.save({}, over)
                 return not over
-            self._sleep(self._look_seconds)
+            self._sleep(_look_seconds(self._job))
         return False
 
     def _last_cursor(self, newest: int) -> Record:
@@ -251,7 +252,7 @@ class Lease:
         Args:
             exactly: False: a look of a while ago is good enough where each costs a request. What is relayed twice MLflow drops.
         """
-        known = self._checked is not None and self._clock() - self._checked < self._heartbeat_seconds
+        known = self._checked is not None and self._clock() - self._checked < HEARTBEAT_SECONDS
         if known and not exactly and self._job.index is not None:
             return
         if self._newest(self.number)[0] > self.number:
@@ -280,7 +281,7 @@ class Lease:
 
     def is_stale(self) -> bool:
         """Whether we have taken it and could not say for the grace time that we live: it counts as free."""
-        return self._saved is not None and self._clock() - self._saved > self._grace_seconds
+        return self._saved is not None and self._clock() - self._saved > GRACE_SECONDS
 
     def release(self, why: str) -> None:
         """Release the lease before the end, with a reason for people: the next holder has it at once."""
@@ -309,11 +310,15 @@ class Lease:
             thread.join()
 
     def _heartbeat(self, done: threading.Event) -> None:
-        while not done.wait(self._heartbeat_seconds):
+        while not done.wait(HEARTBEAT_SECONDS):
             with contextlib.suppress(ShareError), self._writing:
                 if self._finished or self._released or self._newest(self.number)[0] > self.number:
                     return
                 self.save({})
+
+
+def _look_seconds(job: Job) -> float:
+    return LOOK_SECONDS if job.index is None else INDEX_LOOK_SECONDS
 
 
 def _is_let_go(cursor: Record) -> bool:
@@ -335,7 +340,6 @@ class LeaseMonitor:
 
     Attributes:
         look_seconds: no more than one look in this time costs a request.
-        grace_seconds: how long it may take until it is known whether a holder lives.
     """
 
     def __init__(
@@ -345,7 +349,7 @@ class LeaseMonitor:
         self._on_their_way = on_their_way
         self._lease = Lease(job)
         self._clock = clock
-        _, self.grace_seconds, self.look_seconds = PACE if job.index is None else INDEX_PACE
+        self.look_seconds = _look_seconds(job)
         self._next = 0.0
         self._seen: LeaseView | None = None
         self._moves: tuple[int, int | None] | None = None
@@ -371,7 +375,7 @@ class LeaseMonitor:
             return view
         lives = view.state is LeaseState.HELD or (view.state is LeaseState.UNKNOWN and self._lives)
         # A stopped or hung process is alive but makes no progress: its lease counts as free.
-        still = view.state is not LeaseState.FREE and now - self._since > self.grace_seconds
+        still = view.state is not LeaseState.FREE and now - self._since > GRACE_SECONDS
         if lives and not still and not view.trouble:
             return view._replace(state=LeaseState.HELD)
         if others := set(self._on_their_way()) - {view.holder.get("pid") if view.state is LeaseState.HELD else None}:

@@ -80,7 +80,7 @@ def test_a_job_that_nobody_relays_gets_a_follower(
     attempts: Attempts, _followers: list[Submitted], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its nodes and its follower are lost: who reads its output is not left waiting for ever."""
-    monkeypatch.setattr(lease, "PACE", (5.0, 20.0, 0.0))
+    monkeypatch.setattr(lease, "LOOK_SECONDS", 0.0)
     attempts.log(1, "one\n")
     pieces = file.growing(attempts.submitted, directories.LOGS, "stdout.txt")
     assert (next(pieces), len(_followers)) == ("one\n", 1)

@@ -126,7 +126,8 @@ def test_another_one_takes_over_from_a_follower_that_the_store_refuses(following
     """Its token has expired. Whoever attaches with a new one goes on at once; the old one leaves, and writes nothing more."""
     made, client, follow = following
     monkeypatch.setattr(follower, "TELL_SECONDS", 0.1)
-    monkeypatch.setattr(lease_module, "PACE", (0.05, 20.0, 0.05))
+    monkeypatch.setattr(lease_module, "HEARTBEAT_SECONDS", 0.05)
+    monkeypatch.setattr(lease_module, "LOOK_SECONDS", 0.05)
     monkeypatch.setattr(follower.time, "sleep", _nap)
     fill(made)
     made.announce(0)

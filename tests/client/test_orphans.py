@@ -86,13 +86,14 @@ def jobs(cli, tmp_path, monkeypatch):
         return Told(next(made.pids), True)
 
     monkeypatch.setattr(service_client, "follow", follow)
-    monkeypatch.setattr(lease, "PACE", (0.05, 0.6, 0.05))
+    monkeypatch.setattr(lease, "GRACE_SECONDS", 0.6)
+    monkeypatch.setattr(lease, "LOOK_SECONDS", 0.05)
     return made
 
 
 def test_each_job_is_looked_after(jobs, monkeypatch):
     # The one that sends heartbeats has to be heard, however busy this machine is.
-    monkeypatch.setattr(lease, "PACE", (0.05, 4.0, 0.05))
+    monkeypatch.setattr(lease, "GRACE_SECONDS", 4.0)
     nobody, here, gone = jobs.job("nobody"), jobs.job("here", ME), jobs.job("gone", {**ME, "started": 1})
     lives, dead, over = jobs.job("lives", FAR), jobs.job("dead", FAR), jobs.job("over", ME, finished=True)
     restored = jobs.job("restored", ME, finished=True)

@@ -9,16 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from follower_site import Site, open_site
+from follower_site import GRACE_SECONDS, Site, open_site
 from job_folder import FOLDER, JobFolder, report
 from stalling import Stalling
 from waiting import wait_for
 
-from mlflow_batchai.job import lease
-
 LATE_SECONDS = 2.0
 # A holder that has said nothing for so long may be followed by another.
-STALL_SECONDS = lease.PACE[1] + 5.0
+STALL_SECONDS = GRACE_SECONDS + 5.0
 LARGE_BYTES = 2 << 30
 
 

@@ -111,7 +111,7 @@ def test_a_process_that_was_stopped_is_replaced(site, monkeypatch):
     monkeypatch.setattr(service_client, "ANSWER_SECONDS", 1.0)
     monkeypatch.setattr(service_client, "START_SECONDS", 1.0)
     monkeypatch.setattr(service_client, "ASK_SECONDS", 0.5)
-    monkeypatch.setattr(lease_module, "PACE", (5.0, 6.0, 0.5))
+    monkeypatch.setattr(lease_module, "GRACE_SECONDS", 6.0)
     first, second = site.job("first"), site.job("second")
     stopped = site.follow(first)
     wait_for(lambda: site.relayed(first), 120)

@@ -186,7 +186,8 @@ def test_a_run_that_was_deleted_is_no_end_of_the_job_between_its_attempts(two):
 def orphaned(monkeypatch):
     """The holder of the lease was a process of this machine, and is gone: this one."""
     monkeypatch.setattr("mlflow_batchai.agent.processes.proc.identity", lambda: {"machine": "", "pid": 0, "started": 0})
-    monkeypatch.setattr("mlflow_batchai.job.lease.PACE", (60.0, 0.0, 0.0))
+    monkeypatch.setattr("mlflow_batchai.job.lease.GRACE_SECONDS", 0.0)
+    monkeypatch.setattr("mlflow_batchai.job.lease.LOOK_SECONDS", 0.0)
 
 
 # Where a follower dies: (method, which of its calls, whether that was still made).

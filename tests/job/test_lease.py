@@ -14,9 +14,7 @@ from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.errors import ShareError
 from mlflow_batchai.job import lease as lease_module
-from mlflow_batchai.job.lease import INDEX_PACE, PACE, Lease, LeaseLostError, LeaseState
-
-GRACE_SECONDS = PACE[1]
+from mlflow_batchai.job.lease import GRACE_SECONDS, Lease, LeaseLostError, LeaseState
 
 
 class Time:
@@ -91,7 +89,7 @@ def test_who_waits_where_looks_cost_requests_looks_seldom(folder):
     looks = []
     time = Time(during=lambda: looks.append(1))
     assert lease(made, time).acquire()
-    assert len(looks) <= 15 and time.now - 1000 > INDEX_PACE[1]
+    assert len(looks) <= 15 and time.now - 1000 > GRACE_SECONDS
 
 
 def test_takeover_after_the_grace_time_and_the_holder_notices(folder):
@@ -211,7 +209,7 @@ def test_nothing_is_written_below_an_empty_mount_point(folder):
 
 
 def test_heartbeats_keep_it_and_stop_with_the_block(folder, monkeypatch):
-    monkeypatch.setattr(lease_module, "PACE", (0.01, GRACE_SECONDS, 0.5))
+    monkeypatch.setattr(lease_module, "HEARTBEAT_SECONDS", 0.01)
     made = folder()
     holder = held(made)
     beaten = threading.Event()
@@ -277,7 +275,7 @@ def test_who_asked_for_long_whether_it_can_reach_the_store_still_looks_whether_t
 
 
 def test_one_that_was_let_go_is_taken_at_once_with_its_memory(folder, monkeypatch):
-    monkeypatch.setattr(lease_module, "PACE", (0.01, GRACE_SECONDS, 0.5))
+    monkeypatch.setattr(lease_module, "HEARTBEAT_SECONDS", 0.01)
     made = folder()
     holder = held(made, {"state": "running"})
     with holder.beating():

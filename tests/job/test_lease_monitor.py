@@ -15,9 +15,8 @@ from mlflow_batchai.errors import ShareError
 from mlflow_batchai.follower import detached, follower, service_client
 from mlflow_batchai.follower.detached import Submitted
 from mlflow_batchai.job import lease
-from mlflow_batchai.job.lease import PACE, Lease, LeaseMonitor, LeaseState
+from mlflow_batchai.job.lease import GRACE_SECONDS, LOOK_SECONDS, Lease, LeaseMonitor, LeaseState
 
-_, GRACE_SECONDS, LOOK_SECONDS = PACE
 FAR = {"machine": "another pid:[1]", "pid": 7, "started": 1, "host": "far"}
 
 
@@ -173,7 +172,7 @@ def test_who_watches_notices_that_nobody_relays_any_more(scene, submitted, monke
 
 
 def test_a_follower_that_lost_the_race_ends(folder, monkeypatch, capsys):
-    monkeypatch.setattr(lease, "PACE", (5.0, 60.0, 0.01))
+    monkeypatch.setattr(lease, "LOOK_SECONDS", 0.01)
     made = folder()
     holder = Lease(made.job)
     holder.acquire()
