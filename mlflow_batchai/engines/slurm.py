@@ -395,6 +395,8 @@ class Slurm:
         if job and job.state in slurm_end.ENDS and not failures:
             code, sentence = slurm_end.ENDS[job.state]
             failures = {0: {"code": code, "message": sentence.format(job.id)}}
+        elif not last:
+            how += f"; it has printed nothing: do Slurm's nodes see {self._folder}?"
         how += f": {last}" if last else ""
         return Poll(PollState.GONE, how, nodes, (), dict.fromkeys(nodes, how), (), failures)
 

@@ -265,7 +265,7 @@ def test_a_share_that_a_node_does_not_see(world: Any, cluster: Any, here: HereCl
         slurm.start("n3")
         slurm.wait_idle()
     assert run.info.status == "FAILED" and run.data.tags["batchai.errorCode"] == "NodeSetupFailed"
-    assert re.match(r"node-0 was lost: Slurm job \d+ has ended", run.data.tags["batchai.reason"])
+    assert re.match(r"node-0 was lost: Slurm job \d+ has ended.*do Slurm's nodes see", run.data.tags["batchai.reason"])
     assert [path.suffix for path in (world.root / "share" / ".batchai").glob("slurm-*/*")] == [".pyz"]
 
 

@@ -299,7 +299,7 @@ def test_what_a_job_has_printed_is_read_from_no_link(tmp_path: Path) -> None:
     assert engine(Shell(tmp_path, squeue=line("FAILED"))).poll(HANDLE).detail.endswith("FAILED: no plan")
     printed.rename(mine)
     printed.symlink_to(mine)
-    assert engine(Shell(tmp_path, squeue=line("FAILED"))).poll(HANDLE).detail.endswith("FAILED")
+    assert "no plan" not in engine(Shell(tmp_path, squeue=line("FAILED"))).poll(HANDLE).detail
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="giving a folder to another user needs root")
