@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future
 from concurrent.futures import wait as wait_for_calls
 from dataclasses import dataclass
 from enum import Enum
@@ -55,7 +54,10 @@ class Candidate:
     Attributes:
         submitted: the job; None: it can't be looked at.
         state: its execution state; None: not known.
+        reason: why it is in that state.
+        follower: who relays it, as far as that was seen.
         result: None: not known yet.
+        detail: the same as a sentence.
     """
 
     name: str
@@ -99,47 +101,62 @@ def look_after(found: Sequence[Run], tracking: Tracking, say: Say) -> Iterator[C
     """Give each of these jobs a follower if it has none; yields each as soon as it is known what became of it.
 
     What goes wrong with one holds up no other.
+
+    Args:
+        found: runs of jobs.
+        say: told when there is something to wait for.
     """
+    candidates = _opened(found, tracking)
+    yield from _judged(candidates)
+    if open_ := [candidate for candidate in candidates if candidate.result is None]:
+        seconds = f"{lease.GRACE_SECONDS:.0f} s"
+        say(f"waiting up to {seconds} to see whether the followers of {len(open_)} job(s) on other machines live")
+    while open_:
+        time.sleep(min(candidate.found.monitor.look_seconds for candidate in open_))
+        for candidate in open_:
+            _try(candidate, _look)
+        yield from _judged(open_)
+        open_ = [candidate for candidate in open_ if candidate.result is None]
+
+
+def _opened(found: Sequence[Run], tracking: Tracking) -> list[Candidate]:
+    """Look at all jobs at once."""
     candidates = [Candidate(run.data.tags[runs.TAG_JOB], run.info.run_id) for run in found]
-    looks = [functools.partial(_see, *pair, tracking) for pair in zip(candidates, found, strict=True)]
-    left = dict(zip(parallel.begin(looks), candidates, strict=True))
-    until, told = time.monotonic() + FIRST_LOOK_SECONDS, False
-    while left:
-        done, _ = wait_for_calls(left, WATCH_SECONDS, FIRST_COMPLETED)
-        for future, candidate in list(left.items()):
-            if future in done:
-                _judged(candidate, future)
-            elif candidate.follower is None and time.monotonic() > until:
-                candidate.end(Result.UNSEEN, f"its share has not answered for {FIRST_LOOK_SECONDS:.0f} s")
-            if candidate.result is not None:
-                yield left.pop(future)
-        if left and not told and all(candidate.follower for candidate in left.values()):
-            told = True
-            seconds = f"{lease.GRACE_SECONDS:.0f} s"
-            say(f"waiting up to {seconds} to see whether the followers of {len(left)} job(s) on other machines live")
+    calls = [functools.partial(_open, run, tracking) for run in found]
+    futures = parallel.begin(calls)
+    wait_for_calls(futures, FIRST_LOOK_SECONDS)
+    for candidate, future in zip(candidates, futures, strict=True):
+        if not future.done():
+            candidate.end(Result.UNSEEN, f"its share has not answered for {FIRST_LOOK_SECONDS:.0f} s")
+            continue
+        try:
+            candidate.submitted = future.result()
+        except Exception as error:  # whatever is wrong with one job, the others are looked after
+            if isinstance(error, lookup.NoFolderError) and error.unstarted:
+                how = f"batchai job terminate {error.run_id} ends its run"
+                candidate.end(Result.UNSTARTED, f"nothing of it was started, or is yet; {how}")
+            else:
+                candidate.end(Result.UNSEEN, stores.sentence(error))
+        else:
+            _try(candidate, _look)
+    return candidates
 
 
-def _see(candidate: Candidate, run: Run, tracking: Tracking) -> None:
-    """Look at a job until it is known whether its follower lives."""
+def _open(run: Run, tracking: Tracking) -> Submitted:
     try:
-        candidate.submitted = lookup.of_run(run, tracking)
+        submitted = lookup.of_run(run, tracking)
     except JobChangedError as error:
         detached.end_changed(tracking, run.info.run_id, str(error))
         raise
-    while _look(candidate).state is LeaseState.UNKNOWN:
-        time.sleep(candidate.found.monitor.look_seconds)
+    submitted.followed()
+    return submitted
 
 
-def _judged(candidate: Candidate, seen: Future[None]) -> None:
+def _try(candidate: Candidate, step: Callable[[Candidate], object]) -> None:
     try:
-        seen.result()
-        _judge(candidate)
-    except Exception as error:  # whatever is wrong with one job, the others are looked after
-        if isinstance(error, lookup.NoFolderError) and error.unstarted:
-            how = f"batchai job terminate {error.run_id} ends its run"
-            candidate.end(Result.UNSTARTED, f"nothing of it was started, or is yet; {how}")
-        else:
-            candidate.end(Result.UNSEEN, stores.sentence(error))
+        step(candidate)
+    except Exception as error:  # as above
+        candidate.end(Result.UNSEEN, stores.sentence(error))
 
 
 def _look(candidate: Candidate) -> LeaseView:
@@ -147,6 +164,15 @@ def _look(candidate: Candidate) -> LeaseView:
     candidate.state, candidate.reason = state.execution_state, state.reason
     candidate.follower = candidate.found.followed()
     return candidate.follower
+
+
+def _judged(candidates: Sequence[Candidate]) -> Iterator[Candidate]:
+    """Do what can be done; those for which that is known."""
+    for candidate in candidates:
+        if candidate.result is None:
+            _try(candidate, _judge)
+        if candidate.result is not None:
+            yield candidate
 
 
 def _judge(candidate: Candidate) -> None:
@@ -158,7 +184,7 @@ def _judge(candidate: Candidate) -> None:
         candidate.end(Result.FOLLOWED, f"followed by {follower.who}")
     elif follower.state is LeaseState.FREE and (lacking := _lacking(candidate)):
         candidate.end(Result.WAITS, lacking)
-    else:
+    elif follower.state is not LeaseState.UNKNOWN:
         detached.start_follower(candidate.found)
         why = f"; {follower.who} is gone" if follower.holder else ""
         why = f"; {follower.who} says: {follower.trouble}" if follower.trouble else why
@@ -166,7 +192,8 @@ def _judge(candidate: Candidate) -> None:
 
 
 def _lacking(candidate: Candidate) -> str:
-    """What we lack to start the next attempt of a job: a follower would only say so and end, at every look again. Empty:"""
+    """What we lack to start the next attempt of a job: a follower would only say so and end, at every look again. Empty:
+    nothing, or the attempt was started."""
     job = candidate.found.job
     if candidate.state != protocol.QUEUED or job.attempt == 1 or job.handle() is not None or job.is_begun():
         return ""
@@ -181,6 +208,9 @@ def wait(candidates: Sequence[Candidate], say: Say) -> Iterator[Candidate]:
     """Wait until the runs of these jobs are finished, keeping a follower with each; yields each as it is.
 
     One that can't be seen to its end is yielded too, as UNSEEN.
+
+    Args:
+        say: told when a share is away.
     """
     left = [(candidate, runner.Patience(candidate.found.job, say)) for candidate in candidates if _waits(candidate)]
     while left:

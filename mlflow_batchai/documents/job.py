@@ -262,7 +262,8 @@ def parse_job(data: object, source: str) -> tuple[JobDocument, list[str]]:
 
 
 def require_complete(properties: JobProperties, source: str) -> None:
-    """Raise DocumentError unless the job can run as it stands: nodeCount, log prefix, and one framework block"""
+    """Raise DocumentError unless the job can run as it stands: nodeCount, log prefix, and one framework block
+    with its program. ``source`` names the file in the message."""
     lacking = [
         key_of(JobProperties, name) for name in ("node_count", "std_out_err_path_prefix") if getattr(properties, name) is None
     ]

@@ -123,14 +123,15 @@ class Job:
         self._requests: dict[str, Record] = {}
 
     def glimpse(self) -> tuple[int, ...] | None:
-        """Times of folders that change when the attempt gets a node, and when it ends; None where to ask costs a request."""
+        """Times of folders that change when the attempt gets a node, is asked to end, and ends; None: asking costs requests."""
         if not isinstance(self.share, DirectoryShare):
             return None
         # Of every waiting job every two seconds: this is no place for ``Share.local``'s checks of names that we have made.
-        attempt, nodes = (self.share.root / folder for folder in (self.paths.events.rpartition("/")[0], self.paths.nodes))
+        folders = (self.paths.events.rpartition("/")[0], self.paths.nodes, self.paths.requests)
+        attempt, *later = (self.share.root / folder for folder in folders)
         try:
-            # The first node that is taken makes the second folder.
-            return attempt.stat().st_mtime_ns, nodes.stat().st_mtime_ns if nodes.exists() else 0
+            # The first node that is taken, and the first request, make the later ones.
+            return (attempt.stat().st_mtime_ns, *(folder.stat().st_mtime_ns if folder.exists() else 0 for folder in later))
         except OSError:
             return None
 

@@ -24,7 +24,8 @@ _VARYING = re.compile(r"0x[0-9a-f]+|\d+")
 
 
 class GivenUpError(JobError):
-    """A tracking server or a share was away for longer than the job's relayDeadline, or the run of a job that has ended is"""
+    """A tracking server or a share was away for longer than the job's relayDeadline, or the run of a job that has ended is
+    deleted; `job attach` goes on."""
 
 
 class LogThrottle:
