@@ -179,9 +179,13 @@ def _files(folder: str, kind: str, names: re.Pattern[str], before: float, keep: 
 
 
 def _unlink(path: str) -> bool:
-    with contextlib.suppress(OSError):
+    try:
         os.unlink(path)
-    return not os.path.lexists(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def _names(folder: str, pattern: re.Pattern[str]) -> list[str]:

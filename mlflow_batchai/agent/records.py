@@ -126,7 +126,8 @@ def skipped(lines: int, files: int = 0) -> Record:
 class TornFiles:
     """Files of one record that are there and not closed."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._since: dict[str, float] = {}
 
     def record(self, path: str, data: bytes | None) -> Record | None:
@@ -136,11 +137,11 @@ class TornFiles:
             try:
                 record = protocol.decode_one(data)
             except TornFileError:
-                self._since.setdefault(path, time.monotonic())
+                self._since.setdefault(path, self._clock())
                 return None
         self._since.pop(path, None)
         return record
 
     def seconds(self, path: str) -> float | None:
         """For how long a file has been torn whenever it was read; None: it wasn't when it was read last."""
-        return time.monotonic() - self._since[path] if path in self._since else None
+        return self._clock() - self._since[path] if path in self._since else None

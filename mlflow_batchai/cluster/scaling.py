@@ -32,6 +32,8 @@ FIRST_SECONDS, AGAIN_SECONDS = 1.0, 30.0
 def name_of(share: Share, reservation: Reservation) -> str:
     """The name of a reservation's job; its id where its folder is not known or gone."""
     identity = reservation.mark.rpartition("/")[0]
+    if not reservation.folder:
+        return identity
     try:
         return str(
             protocol.decode_one(job_file(share, protocol.JobPaths(reservation.folder).plan) or b"").get("name", identity)

@@ -8,7 +8,9 @@ import re
 import signal
 import sys
 import time
+from collections.abc import Callable
 
+import pytest
 from azure_server import AzureServer, Request
 from node_world import QUICK, Cluster, Job
 from waiting import freeze, wait_for
@@ -113,6 +115,25 @@ def test_a_sas_that_ends_before_the_job(rest_cluster: Cluster, azure: AzureServe
             log.read_text()
         )
     assert (job.verdict(), job.processes()) == (None, set())
+
+
+@pytest.mark.parametrize(
+    ("sas", "sentence"),
+    [
+        (lambda azure, name: azure.sas(name, seconds=-60), "the SAS has expired (it ended at 20"),
+        (lambda azure, name: azure.sas(name, permissions="rl"), "the SAS does not allow it: it has to permit reading, listing"),
+    ],
+    ids=["expired", "read-only"],
+)
+def test_an_agent_that_may_not_says_so(
+    rest_cluster: Cluster, azure: AzureServer, sas: Callable[[AzureServer, str], str], sentence: str
+) -> None:
+    told = {"share": sas(azure, rest_cluster.address.split("/")[4])}
+    hurry = "ending.DRAIN_SECONDS = sharefiles.PATIENCE_SECONDS = 0.5"
+    job = rest_cluster.submit("echo never", told=told, patch=hurry)
+    assert job.agents[0].wait(60) == 1
+    said = job.logs[0].read_text()
+    assert sentence in said and "sig=" not in said and "Traceback" not in said
 
 
 def test_code_is_fetched(rest_cluster: Cluster, azure: AzureServer) -> None:

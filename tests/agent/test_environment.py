@@ -16,6 +16,8 @@ from mlflow_batchai.agent.environment import (
     TRACKING_URI,
     allocator_variables,
     allowed,
+    for_builds,
+    for_engines,
     job_environment,
     thread_variables,
 )
@@ -175,3 +177,24 @@ def test_a_rank_sees_it(cluster: Cluster) -> None:
     job = cluster.submit('echo "$GLIBC_TUNABLES"')
     assert job.wait()["executionState"] == "succeeded"
     assert job.log("stdout.txt") == f"{ALLOCATOR}\n"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "kept", "dropped"),
+    [
+        (
+            allowed,
+            "PATH LANG LC_ALL TZ LD_LIBRARY_PATH CUDA_HOME NVIDIA_VISIBLE_DEVICES",
+            "HOME_ xLC_ALL AWS_SECRET",
+        ),
+        (for_builds, "PIP_INDEX_URL UV_INDEX XDG_CACHE_HOME PYENV_ROOT", "MYPIP_X PATH XDG_CONFIG_HOME"),
+        (
+            for_engines,
+            "DOCKER_HOST DOCKER_CERT_PATH APPTAINER_TMPDIR REGISTRY_AUTH_FILE",
+            "DOCKER_PASSWORD APPTAINERENV_A",
+        ),
+    ],
+)
+def test_variables_of_the_node(chosen: Any, kept: str, dropped: str) -> None:
+    found = chosen(dict.fromkeys([*kept.split(), *dropped.split()], "x"))
+    assert sorted(found) == sorted(kept.split())

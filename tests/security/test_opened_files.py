@@ -30,6 +30,7 @@ from mlflow_batchai.job import places
 from mlflow_batchai.job.events import EventReader
 from mlflow_batchai.job.lease import Lease, LeaseState
 from mlflow_batchai.job.sent import SentFiles, Stamp
+from mlflow_batchai.storage.directory import DirectoryShare
 
 BEAT = {"k": "beat", "t": 1}
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a device")
@@ -147,6 +148,21 @@ def test_gc_judges_others(made: JobFolder, tmp_path: Path, kind: str) -> None:
     assert len(said) == 1 and f"{other} stays" in said[0]
     with pytest.raises(ShareError, match="can't be read"):
         staged.named_hashes(made.share, found)
+
+
+def test_deleting_leaves_what_links_lead_to(tmp_path: Path) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").write_bytes(b"x")
+    share = DirectoryShare(tmp_path / "share")
+    share.write("job/deep/file", b"x")
+    for path in ("job/deep/link", "job/link", "link"):
+        (share.root / path).symlink_to(tmp_path / "precious")
+    for path in ("link/file", "job/link/file", "job/deep/link/../link/file"):
+        with pytest.raises(ShareError):
+            share.delete(path)
+    share.delete("job")
+    share.delete("link")
+    assert (tmp_path / "precious" / "file").exists() and share.list("") == []
 
 
 # Memory.

@@ -17,10 +17,12 @@ MAX_PENDING_BYTES = 16 << 20
 # How far an attempt is on a node: how soon what others say has to be heard.
 QUEUED, GATHERING, STARTING, RUNNING, ENDING = "queued", "gathering", "starting", "running", "ending"
 
+_ADDRESS = re.compile(r"(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])(\.(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])){3}")
+
 
 def is_numbered(host: str) -> bool:
     """Whether a server is named by its IP address, or is this machine: one for tests, which may be asked by http."""
-    return host == "localhost" or ":" in host or re.fullmatch(r"\d+(\.\d+){3}", host) is not None
+    return host == "localhost" or ":" in host or _ADDRESS.fullmatch(host) is not None
 
 
 class ControlError(OSError):
