@@ -29,7 +29,7 @@ from mlflow_batchai.cli.options import (
 from mlflow_batchai.cli.output import Column
 from mlflow_batchai.cluster import workspaces
 from mlflow_batchai.engines import registry
-from mlflow_batchai.errors import BatchAIError, ClusterNotFoundError, NotSupportedError, UsageError
+from mlflow_batchai.errors import BatchAIError, ClusterError, ClusterNotFoundError, NotSupportedError, UsageError
 
 if TYPE_CHECKING:
     from mlflow_batchai.cluster.clusters import Cluster
@@ -115,9 +115,10 @@ def create(
 
     Options win over the document. Without either it has two nodes on this machine.
     """
-    from mlflow_batchai.cluster import scaling
+    from mlflow_batchai.cluster import scaling, states
     from mlflow_batchai.documents.cluster import ClusterRecord
     from mlflow_batchai.documents.reading import read
+    from mlflow_batchai.engines.census import Census
     from mlflow_batchai.plan.volumes import cluster_volumes
     from mlflow_batchai.storage import accounts
 
@@ -137,7 +138,11 @@ def create(
     made = scaling.create(name, data, source, record, notice, cluster_volumes)
     if use_auto_storage:
         accounts.open_account(AUTO_ACCOUNT).create(AUTO_NAME)
-    return _shown(made)
+    try:
+        return _shown(made)
+    except ClusterError as error:  # it is there, whether or not its nodes can be asked now
+        notice(f"cluster '{name}' is made, and its nodes can't be asked yet: {error}")
+        return states.show(made, Census((), ()))
 
 
 @cluster.verb("show", COLUMNS, example="batchai cluster show -n nc6cluster -o table")

@@ -21,7 +21,7 @@ from mlflow_batchai.errors import UsageError
     "--nodes", metavar="N", type=click.IntRange(1), help="Nodes, with one Horovod rank on each.  [batchai.yaml's, or 1]"
 )
 @click.option("--ranks", metavar="N", type=click.IntRange(1), help="Horovod ranks, spread over the nodes.  [one a node]")
-@click.option("-e", "--experiment", metavar="NAME", envvar="MLFLOW_EXPERIMENT_NAME", help="MLflow experiment.")
+@click.option("-e", "--experiment", metavar="NAME", help="MLflow experiment.  [MLFLOW_EXPERIMENT_ID, or _NAME]")
 @click.option("--run-name", metavar="NAME", help="Name of the MLflow run.")
 @click.option("--env-manager", metavar="NAME", help="local, virtualenv or uv, as `mlflow run` has it.")
 @click.option("--backend-config", metavar="FILE|JSON", help="Over the keys of batchai.yaml.")

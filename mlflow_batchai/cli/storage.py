@@ -154,24 +154,41 @@ def upload(account: Account, share: str, source: str, path: str) -> Any:
     """Copy a file to a file share, in place of one of that name; its directory is made."""
     from mlflow_batchai.storage.accounts import find
 
-    if not Path(source).is_file():
-        raise UsageError(f"--source: '{source}' is no file of this machine; files are uploaded one at a time")
-    with Path(source).open("rb") as file, account.using(share) as opened:
+    with _reading(source):
+        content = _content(Path(source))
+    with content as file, account.using(share) as opened:
         target, size = _target(opened, path, Path(source).name), os.fstat(file.fileno()).st_size
         with progress(f"{share}/{target}", size) as tell:
-            opened.send(target, _Told(file, tell), size)
+            opened.send(target, _Told(source, file, tell), size)
         return entry_shape(find(opened, target))
+
+
+@contextlib.contextmanager
+def _reading(source: str) -> Iterator[None]:
+    """Raise an OSError of reading a file of this machine as UsageError."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"--source: '{source}' can't be read: {error.strerror}") from error
+
+
+def _content(source: Path) -> BinaryIO:
+    if not source.is_file():
+        raise UsageError(f"--source: '{source}' is no file of this machine; files are uploaded one at a time")
+    return source.open("rb")
 
 
 class _Told:
     """A file that tells how much is read of it."""
 
-    def __init__(self, file: BinaryIO, tell: Callable[[int], None]) -> None:
+    def __init__(self, source: str, file: BinaryIO, tell: Callable[[int], None]) -> None:
+        self._source = source
         self._file = file
         self._tell = tell
 
     def read(self, size: int) -> bytes:
-        data = self._file.read(size)
+        with _reading(self._source):
+            data = self._file.read(size)
         self._tell(len(data))
         return data
 

@@ -65,12 +65,13 @@ def translate(
                 f"{source}: command has the placeholder {{{name}}}, which is no parameter ({known});"
                 " write {{ and }} for braces of the shell"
             )
-        if before := _BEFORE.search(marked):
+        opened = _OPENED.search(_QUOTED.sub("", marked))
+        if (before := _BEFORE.search(marked)) and not (opened and opened[0] == "'"):
             what = "$" if before[0].endswith("$") else "backslash"
             raise ProjectError(f"{source}: command has the placeholder {{{name}}} after a {what}; write it without the {what}")
         if name in numbers:
             number = numbers[name]
-            marked += number if re.fullmatch(r"[-+]?[0-9]+", number) else str(int(number))
+            marked += f"\0{number if re.fullmatch(r'[-+]?[0-9]+', number) else int(number)}\0"
         else:
             marked += f"\0{variables[name]}\0"
             texts[variables[name]] = name
@@ -90,21 +91,30 @@ def translate(
 
 # What takes the meaning of a placeholder behind it: a backslash that is none itself, a "$" that begins something.
 _BEFORE = re.compile(r"(?<!\\)(?:\\\\)*(?:\\|(?<![\\$])\$)\Z")
-# A text, as the shell quotes it; where a comment begins quotes mean nothing.
-_QUOTED = re.compile(r"(?<![^\s;&|])#[^\n]*|'[^']*'|\"(?:[^\"\\]|\\.)*\"|\\.#?|\0\w+\0", re.DOTALL)
+# The quote that isn't closed, in what is left without those that are.
+_OPENED = re.compile(r"\$'|['\"]")
+# A value, as the shell quotes it; where a comment begins quotes mean nothing.
+_QUOTED = re.compile(r"(?<![^\s;&|])#[^\n]*|'[^']*'|\"(?:[^\"\\]|\\.)*\"|\\.#?|(?:\$\w+)?\0[^\0]+\0[<>]?", re.DOTALL)
+# A number that would be read as the end of a variable's name, or as a file descriptor.
+_JOINED = re.compile(r"(\$\w+)\0([-+]?\d+)\0|\0(\d+)\0(?=[<>])", re.ASCII)
 
 
 def _referring(found: re.Match[str]) -> str:
-    """A piece of a line with references to variables in place of their marks, as one word or part of one."""
-    text = found[0]
-    reference = {"'": "'\"${\\1}\"'", "\0": '"${\\1}"'}.get(text[0], "${\\1}")
-    return re.sub("\0(\\w+)\0", reference, text)
+    """A piece of a line with numbers and references to variables in place of their marks, as one word or part of one."""
+    text, first = found[0], found[0][0]
+    if first not in "'#":
+        text = _JOINED.sub(r'\1""\2\3', text)
+    text = re.sub(r"\0([-+]?\d+)\0", r"\1", text)
+    reference = {"'": "'\"${\\1}\"'", '"': "${\\1}", "#": "${\\1}"}.get(first, '"${\\1}"')
+    return re.sub(r"\0(\w+)\0", reference, text)
 
 
 _VARIABLE = r"\$(?:[A-Za-z_]\w*|\{[A-Za-z_]\w*\}|[0-9@*#?$!-])"
 _LAST_ARGUMENT = re.compile(r"\$\{?_(?!\w)", re.ASCII)
 # A command of plain words, without a variable and so without a text.
 _OUTPUT = r"\$\([\w ./:+,%=@~-]*\)"
+# Those that read neither a pipe nor a file.
+_CONSTANT = re.compile(r"\$\((?:hostname|nproc|pwd|whoami|date(?: \+[\w.:%-]*)?)\)", re.ASCII)
 _PIECE = rf"[^\x00-\x20'\"\\$`;&|<>()]|'[^']*'|\\.|{_VARIABLE}|{_OUTPUT}"
 _WORD = re.compile(rf"(?:{_PIECE}|\"(?:[^\"\\$`]|\\.|{_VARIABLE}|{_OUTPUT})*\")+", re.ASCII | re.DOTALL)
 _BLANKS = re.compile(r"(?:[ \t]|\\\n)*(?:#[^\n]*)?")
@@ -241,7 +251,7 @@ class _Line:
                 continue
             (assignments if not words and _ASSIGNMENT.match(word) else words).append(word)
         every = [*assignments, *words, *targets]
-        if self._flows and any("$(" in word for word in every):
+        if self._flows and any("$(" in _CONSTANT.sub("", word) for word in every):
             raise self._error(every, "in a line with $(...), which may read it")
         self._assigned(assignments, words)
         if words:

@@ -164,6 +164,8 @@ class _Keys:
         self._under = under
         # Keys that were probably meant by unknown ones: it isn't said that they are missing.
         self._meant: set[Path] = set()
+        # Mappings that have unknown keys: of them as a whole nothing more is said.
+        self._strange: set[Path] = set()
         self.warnings: list[str] = []
         self.faults: list[str] = []
 
@@ -201,6 +203,7 @@ class _Keys:
 
     def _unknown(self, model: type[SpecModel], path: Path) -> None:
         key = str(path[-1])
+        self._strange.add(path[:-1])
         folded = {name.casefold(): name for name in keys_of(model)}
         wanted = (to_camel(key) if "_" in key else key).casefold()
         # A key that stands too high up is one of a block below: nodeCount beside ``properties``.
@@ -217,7 +220,7 @@ class _Keys:
     def line(self, fault: ErrorDetails) -> str:
         """What there is to say of an error of pydantic's; empty: nothing."""
         path, name = fault["loc"], fault["type"]
-        if name == "default_factory_not_called" or (name == "missing" and path in self._meant):
+        if name == "default_factory_not_called" or path in {"missing": self._meant, WRONG: self._strange}.get(name, ()):
             return ""
         if name == "invalid_key":
             path = (*path[:-1], str(path[-1]))

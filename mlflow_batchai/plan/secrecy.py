@@ -119,7 +119,8 @@ def refuse_secrets(record: Mapping[str, Any], secrets: Collection[str], source: 
         DocumentError: where it stands.
     """
     values = [value for value in secrets if len(value) >= LEAST_LENGTH]
-    for key, text in _texts({**record, "secretNames": (), "code": ()}):
+    # An int parameter stands in the command, too.
+    for key, text in _texts({"parameters": (), **record, "secretNames": (), "code": ()}):
         if any(value in text for value in values):
             place = {**_PLACES, "command": command}.get(key, key)
             raise DocumentError(

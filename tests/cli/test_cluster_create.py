@@ -157,6 +157,17 @@ def test_names(cli: Cli) -> None:
     assert json.loads(files.out) == [] and "has no setup task" in files.err
 
 
+def test_a_cluster_whose_nodes_cant_be_asked_is_made(cli: Cli) -> None:
+    (cli.world.cwd / "share").mkdir()
+    file = written(cli, {"engine": "slurm", "nodes": 2, "share": str(cli.world.cwd / "share")})
+    made = cli("cluster", "create", "-n", "c", "-f", file, PATH="/nowhere")
+    shown = json.loads(made.out)
+    assert (made.code, shown["name"], shown["currentNodeCount"], shown["engine"]) == (0, "c", 0, "slurm")
+    assert made.err.startswith("batchai: cluster 'c' is made, and its nodes can't be asked yet: ")
+    assert "there is no squeue on this machine" in made.err and made.err.count("\n") == 1
+    assert cli("cluster", "show", "-n", "c", PATH="/nowhere").code == 1
+
+
 def test_resize_and_delete(cli: Cli) -> None:
     cli("cluster", "create", "-n", "c", "-t", "0", "-o", "none")
     assert cli.json("cluster", "resize", "-n", "c", "-t", "5", "--query", "currentNodeCount") == 5

@@ -23,7 +23,10 @@ def folder(cli):
 def test_a_command_is_a_job(cli, folder):
     """Every word arrives as it was typed, on each node's rank; arguments are the run's parameters."""
     words = ["--lr", "0.1", "--note", "it's {a} $HOME *", "--debug"]
-    said = cli("run", "--nodes", "2", "-e", "mine", "--run-name", "first", "--", "python", "train.py", *words)
+    said = cli(
+        *("run", "--nodes", "2", "-e", "mine", "--run-name", "first", "--", "python", "train.py", *words),
+        MLFLOW_EXPERIMENT_ID="0",
+    )
     assert said.code == 0, said
     client = cli.world.client
     (run,) = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
@@ -37,7 +40,10 @@ def test_a_command_is_a_job(cli, folder):
 @pytest.mark.timeout(400)
 def test_a_failing_command_fails_as_itself(cli, folder):
     (folder / "batchai.yaml").write_text("properties: {environmentVariables: [{name: CODE, value: '5'}]}\n")
-    assert cli("run", "bash", "-c", "exit $CODE").code == 5
+    theirs = cli.world.client.create_experiment("theirs", (cli.world.root / "theirs").as_uri())
+    variables = {"MLFLOW_EXPERIMENT_ID": theirs, "MLFLOW_EXPERIMENT_NAME": "other"}
+    assert cli("run", "bash", "-c", "exit $CODE", **variables).code == 5
+    assert len(cli.world.client.search_runs([theirs])) == 1, "the id is MLflow's first choice"
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_a_grid_with_one_that_fails(cli: Cli) -> None:
     project = world.project(TRAIN, MLPROJECT)
     (world.cwd / "data.csv").write_text("1")
     options = ("-P", "lr=0.1,0.2,0.1", "-P", 'note="a,b"', "-P", "bs=4,8", "--run-name", "grid", "-o", "json")
-    said = cli("sweep", project, *options)
+    said = cli("sweep", project, *options, MLFLOW_EXPERIMENT_ID="0", MLFLOW_EXPERIMENT_NAME="other")
     assert said.code == 1, said
     assert "2 combination(s) stand there more than once; each is run once" in said.err
     assert "job grid-4 failed, val_accuracy 2.1 (lr=0.2, bs=8): rank 0 on node-0 exited with code 1: boom" in said.err
@@ -100,6 +100,7 @@ def test_a_grid_with_one_that_fails(cli: Cli) -> None:
     runs = {run.info.run_name: run for run in world.runs()}
     assert set(runs) == {"grid", "grid-1", "grid-2", "grid-3", "grid-4"}
     parent = runs.pop("grid")
+    assert {run.info.experiment_id for run in (parent, *runs.values())} == {"0"}
     assert {run.data.tags["mlflow.parentRunId"] for run in runs.values()} == {parent.info.run_id} == {data["runId"]}
     assert runs["grid-1"].data.params["note"] == "a,b"
     assert parent.data.tags["batchai.sweepBestMetric"] == "val_accuracy=1.3"

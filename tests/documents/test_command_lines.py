@@ -85,6 +85,7 @@ PLACES = {
     "show pre--{x}--post": ["pre--V--post"],
     'show "pre {x} post"': ["pre V post"],
     "show 'it''s {x} \\ post'": ["its V \\ post"],
+    "show \"it's\" 'a\\{x}' '${x}'": ["it's", "a\\V", "$V"],
     "show --x={x}": ["--x=V"],
     "show a b # a comment, don't mind \"it\nshow {x}": ["V"],
     "show {x} # and {y}, don't": ["V"],
@@ -121,6 +122,22 @@ def test_a_whole_number_is_written_out_wherever_it_stands(value: str, written: s
     assert line == f"show $(( {written} + 1 )) '{written}' $'{written}' `echo {written}` <<< {written}"
 
 
+@pytest.mark.parametrize(
+    ("template", "printed"),
+    [
+        ('echo {x}>log; echo `echo {x}>>log`; echo "$(echo {x}>>log)"; cat log', "\n\n5\n5\n5\n"),
+        ("echo $N{x} \"$N{x} b\" '$N{x}' \\$N{x} # $N{x}", "15 15 b $N5 $N5\n"),
+        ('echo $(( {x}>3 )) "$(( $N{x} + 1 ))" $1{x} {x}{x}>&1', "1 16 5 55\n"),
+        ("echo {{{x}..7}} x{x} \"{x}>3\" '{x}>3'; (( {x}<6 )) && echo yes", "5 6 7 x5 5>3 5>3\nyes\n"),
+    ],
+)
+def test_a_whole_number_belongs_to_nothing_beside_it(template: str, printed: str, tmp_path: Path) -> None:
+    """Neither to a variable's name before it, nor as a file descriptor to a redirection behind it."""
+    line = translate(template, variable_names(["x"]), "MLproject", {"x": "5"})
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env={**os.environ, "N": "1"}, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (printed, ""), line
+
+
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=60))
 @settings(max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 def test_any_text_arrives(show: Path, tmp_path: Path, value: str) -> None:
@@ -142,6 +159,8 @@ def test_any_text_arrives(show: Path, tmp_path: Path, value: str) -> None:
         ('show "\\{x}"', "after a backslash"),
         ("show ${x}", "after a $; write it without the $"),
         ('show "${x}"', "after a $"),
+        ('show "it\'s ${x}"', "after a $"),
+        ("show $'\\{x}'", "after a backslash"),
         ('show "`echo {x}`"', "in a line that is more than plain commands"),
     ],
 )

@@ -180,6 +180,10 @@ REFUSED = {
     "jobPreparation: apt update": ".jobPreparation must be a mapping",
     "jobPreparation: {commandLine: ''}": ".jobPreparation.commandLine must not be empty",
     "{horovodSettings: {}, customMpiSettings: {}}": " has horovodSettings and customMpiSettings",
+    "secrets: [{name: A, vaule: x}]": ".secrets[0].vaule is not a known key; did you mean value?",
+    "mountVolumes: {azureFileShares: [{azureFileUrl: u, relativeMountPath: r, credentials: {accountKeyx: x}}]}": (
+        ".mountVolumes.azureFileShares[0].credentials.accountKeyx is not a known key; did you mean accountKey?"
+    ),
     "secrets: [{name: A}]": ".secrets[0] must have either value or valueSecretReference",
     "{secrets: [{name: A, value: x}], environmentVariables: [{name: A, value: y}]}": " gives the environment variable or secret 'A'",
     "inputDirectories: [{id: A, path: p}, {id: A, path: p}]": ".inputDirectories gives the id 'A' twice",

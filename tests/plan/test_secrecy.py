@@ -94,6 +94,7 @@ def test_a_few_letters_are_no_secret(project):
         ({"preparation": f"login {SECRET}"}, "properties.jobPreparation.commandLine"),
         ({"command": f"python train.py --token {SECRET}"}, "the entry point's command"),
         ({"parameters": {"BATCHAI_PARAM_token": SECRET}}, "a parameter"),
+        ({"command": f"python train.py {SECRET}", "parameters": {"BATCHAI_PARAM_pin": SECRET}}, "a parameter"),
         ({"setupTask": {"command": f"login {SECRET}"}}, "nodeSetup.setupTask of the cluster document"),
         ({"outputDirectories": [{"pathSuffix": SECRET}]}, "outputDirectories"),
     ],

@@ -157,7 +157,7 @@ OPERANDS = [
     "stdbuf -o L {n}", "chroot / {n}", "flock x -c {n}", '"{n}/run.sh" x', "{n}/run.sh x", 'python "{n}/x.py"', "python -m {n}",
     "bash $BATCHAI_PARAM_n/x.sh {n}", 'bash "$NONE" {n}', "bash $NONE {n}", "python -m pdb -c {n} x.py", 'true {n}; eval "$_"',
     'echo {n}; bash -c "$_"', "echo {n} | bash /dev/stdin", "echo {n} > f; source f", 'echo {n} > f; eval "$(cat f)"',
-    "echo {n} | tee f; . f", "echo {n} | while true; do bash; break; done", "echo {n} | for x do bash; done",
+    "echo {n} | tee $(bash)", "echo {n} > f; tee $(date)$(bash f)", "echo {n} | tee f; . f", "echo {n} | while true; do bash; break; done", "echo {n} | for x do bash; done",
     "declare -i LR; LR={n} python t.py", "command declare -i LR; LR={n} python t.py", "python t.py $(eval {n})",
     'python t.py "$(bash -c {n})"', 'python t.py "$(echo {n} | bash)"', "&> f eval {n}", "bash < {n}", "sqlite3 x < {n}",
     'printf "-v" {n} x', "printf $NONE {n}", "[ {n} -eq 1 ]", "[ -n x -a -v {n} ]", "test -n x -o -v {n}", "export -n x={n}",
@@ -229,6 +229,7 @@ ACCEPTED = [
     "A=$(nproc); python t.py $A {n}", "./train.py --mode batch {n}", "accelerate launch t.py {n}",
     "sed -i -e 's/a=no/a=yes/g' x; tar xzf y; python t.py {n}",
     "mpirun -mca btl_tcp_if_exclude docker0,lo --hostfile $AZ_BATCHAI_MPI_HOST_FILE python $AZ_BATCHAI_MOUNT_ROOT/x/train.py --steps 5 {n}",
+    "python t.py {n} | tee log-$(hostname)", "echo {n} > log; python t.py --day $(date +%F)", "python t.py --re 'x\\{n}$' '${n}'",
     "cd /tmp; sudo git clone https://x/y.git; cd y; sudo /opt/bin/pip install . --x {n}",
 ]
 # fmt: on
