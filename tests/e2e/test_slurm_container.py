@@ -12,7 +12,9 @@ import pytest
 from apptainer_engine import Apptainer
 from command_line import Cli
 from slurm_daemons import SlurmDaemons, slurm_daemons
-from ssh_world import HereClient, config, describe, ended
+from ssh_world import HereClient, config, describe, ended, running
+
+from mlflow_batchai.agent.processes import proc
 
 SECRET = "s3cr3t-canary-of-the-document"
 
@@ -22,6 +24,20 @@ TRAIN = """
     where = os.environ["APPTAINER_CONTAINER"], sys.executable
     print("node", os.environ["BATCHAI_NODE"], *where, "token", len(os.environ["TOKEN"]), "sees", os.environ["CUDA_VISIBLE_DEVICES"])
     report.log(step=0, loss=0.5)
+"""
+
+# Slurm and the agent each send it a SIGTERM.
+SAVES = """
+    import signal, sys, time
+    def save(*_):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(2)
+        print("saved", flush=True)
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, save)
+    print("up", flush=True)
+    while True:
+        time.sleep(0.05)
 """
 
 
@@ -81,3 +97,33 @@ def test_a_job_on_two_nodes(
     assert run.info.status == "FAILED" and sentence in run.data.tags["batchai.reason"]
     world.wait(lambda: not [path for path in roots.iterdir() if path.is_dir()], what="the nodes' folders go")
     world.wait(lambda: not slurm.ask("squeue", "-h"), what="jobs are left")
+
+
+def test_scancel_lets_ranks_save(
+    world: Any, slurm: SlurmDaemons, apptainer: Apptainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm's SIGTERM reaches Apptainer's own processes, too."""
+    world.environment["SLURM_CONF"] = str(slurm.config)
+    roots = world.root / "node roots"
+    describe(
+        world,
+        {"engine": "slurm", "root": str(roots), "python": "/usr/bin/python3", "exclusive": True, "containers": "apptainer"},
+    )
+    settings = {"imageSourceRegistry": {"image": str(apptainer.image)}}
+    batchai = config(2, horovod=False, pyTorchSettings={}, containerSettings=settings)
+    HereClient(world, monkeypatch).submit(world.project(SAVES, batchai=batchai))
+    run = running(world)
+    inside = containers()
+    assert len(inside) >= 2
+    slurm.ask("scancel", "--me")
+    run = ended(world, run)
+    assert run.info.status == "KILLED" and "was cancelled (scancel)" in run.data.tags["batchai.reason"]
+    assert world.log(run=run).count("saved") == 2
+    world.wait(lambda: not inside & containers(), what="containers are left")
+    world.wait(lambda: not list(roots.iterdir()), what="the nodes' folders go")
+    world.wait(lambda: not slurm.ask("squeue", "-h"), what="jobs are left")
+
+
+def containers() -> set[int]:
+    """Apptainer's processes on this machine."""
+    return {pid for pid in proc.pids() if " ".join(proc.command_line(pid)).startswith(("Apptainer ", "appinit"))}

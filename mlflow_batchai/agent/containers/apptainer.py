@@ -13,16 +13,22 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mlflow_batchai.agent.containers.container import CARRIER, DEFAULT_PATH, Container, qualified, shell_command
+from mlflow_batchai.agent.containers.container import CARRIER, DEFAULT_PATH, Container, pid_namespace, qualified, shell_command
 from mlflow_batchai.agent.containers.engines import ask, csv_field
 
 # The agent's end ends all that runs in the container. Its first process is Apptainer's, which passes SIGTERM on to our own, and
-# ends, with the container, where that is gone; setsid leaves our process's group.
-KEEPER = """while read -r _; do :; done <"$0"
+# ends, with the container, where that is gone; setsid leaves our process's group. The agent alone ends it, not a SIGTERM to all
+# of a Slurm step. Where Apptainer gives no PID namespace, other processes of the user's are not to be hit.
+KEEPER = """trap '' TERM
+while read -r _; do :; done <"$0"
+read -r first </proc/1/comm
+[ "$PPID $first" = "1 appinit" ] || exit
 kill -KILL -1
 setsid sh -c 'while kill -TERM 1; do sleep 0.1; done' &"""
 # Variables that Apptainer does not set as they are given, or heeds. LD_LIBRARY_PATH it makes longer, by its GPU libraries.
 _ITS_OWN = re.compile(r"(APPTAINER|SINGULARITY)\w*|PATH|(PRE|AP)PEND_PATH|HOME|PWD|PS1|PROMPT_COMMAND")
+# What Apptainer's client has started is killed with it, and Slurm's SIGTERM ends the client; a child of that may still save.
+_BELOW = '"$@"; exit $?'
 _PREFIX = "APPTAINERENV_"
 _ALONE = ("--containall", "--cleanenv", "--no-eval")
 
@@ -88,9 +94,13 @@ class Apptainer(Container):
         return [*argv, self._image_path, self.name]
 
     def _first_process(self) -> int:
+        first = 0
         with contextlib.suppress(OSError, ValueError), open(self._pid_file, encoding="ascii") as file:
-            return int(file.read())
-        return 0
+            first = int(file.read())
+        if pid_namespace(first) == pid_namespace(os.getpid()):
+            why = "Apptainer gives it no PID namespace of its own, with which all that runs in it would end"
+            raise self._failure(f"{why}: the nodes' administrator must set 'allow pid ns = yes' in apptainer.conf")
+        return first
 
     def _cause(self, said: Sequence[str]) -> str:
         """The first error is the cause, and others follow from it."""
@@ -118,5 +128,5 @@ class Apptainer(Container):
         carried = {name for name in variables if _ITS_OWN.fullmatch(name)}
         passed = {_PREFIX + (CARRIER + name if name in carried else name): value for name, value in variables.items()}
         program = self.shell if argv[0] == "bash" else argv[0]
-        command = shell_command([program, *argv[1:]], carried, self._layout.umask)
+        command = shell_command([program, *argv[1:]], carried, self._layout.umask, _BELOW)
         return [*self._enter(cwd), *command], {**self._client, **passed}

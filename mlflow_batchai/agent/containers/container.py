@@ -125,11 +125,11 @@ def offered(engine: Engine, gpus: Sequence[str]) -> Sequence[str]:
     return ["all"] if gpus and (not engine.differs.by_daemon or any(name.isdigit() for name in gpus)) else gpus
 
 
-def shell_command(argv: Sequence[str], carried: Collection[str], umask: int) -> list[str]:
+def shell_command(argv: Sequence[str], carried: Collection[str], umask: int, run: str = 'exec "$@"') -> list[str]:
     """The command of a shell in the container that sets the umask and the variables that came under another name."""
     steps = [f'export {name}="${CARRIER}{name}"; unset {CARRIER}{name}' for name in sorted(carried)]
     # The shell looks for the program before it leaves, with the PATH that the command will have.
-    return ["/bin/sh", "-c", "; ".join([*steps, f"umask {umask:03o}", 'exec "$@"']), "sh", *argv]
+    return ["/bin/sh", "-c", "; ".join([*steps, f"umask {umask:03o}", run]), "sh", *argv]
 
 
 def enter(
@@ -314,8 +314,8 @@ class Container:
             raise self._failure(f"{self._engine.kind} can't start it: {why}; {remedy}", task.tail)
         self._shipper.note(f"container {self.name}: image {self._container.image} ({self.identity})")
         first = self._first_process()
-        namespace = _namespace(first)
-        if namespace != _namespace(os.getpid()):
+        namespace = pid_namespace(first)
+        if namespace != pid_namespace(os.getpid()):
             self.first, self._namespace, self._began = first, namespace, proc.start_time(first)
 
     def _command(self) -> list[str]:
@@ -466,7 +466,7 @@ class Container:
         # With its first process all others have gone, and the kernel gives the namespace's number to the next container.
         if self._namespace is None or proc.start_time(self.first) != self._began:
             return set()
-        return {pid for pid in proc.pids() if _namespace(pid) == self._namespace and proc.start_time(pid) is not None}
+        return {pid for pid in proc.pids() if pid_namespace(pid) == self._namespace and proc.start_time(pid) is not None}
 
     # Its end.
 
@@ -483,7 +483,8 @@ class Container:
         return why
 
 
-def _namespace(pid: int) -> str | None:
+def pid_namespace(pid: int) -> str | None:
+    """The PID namespace of a process, or None if it is gone or not ours to look at."""
     with contextlib.suppress(OSError):
         return os.readlink(f"/proc/{pid}/ns/pid")
     return None

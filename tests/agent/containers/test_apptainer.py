@@ -108,6 +108,18 @@ def test_what_runs_in_the_container_ends_with_its_agent(cluster: Cluster, apptai
     wait_for(lambda: not job.processes(), what="ranks have outlived their agent")
 
 
+def test_without_a_pid_namespace_nobody_else_is_ended(cluster: Cluster, apptainer: Apptainer, tmp_path: Path) -> None:
+    """The agent lives in a namespace of the test's own, whose other process stands for all others of the node."""
+    other = f'sleep 600 & "$@"; kill $!; wait $!; echo $? >{tmp_path}/other'
+    enter = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", other, "sh"]
+    job = submit(cluster, apptainer, "echo never", environment=apptainer.without_pid_namespaces(tmp_path), enter=[enter])
+    assert job.wait()["reason"].endswith(
+        "on node-0: Apptainer gives it no PID namespace of its own, with which all that runs in it would end: the nodes'"
+        " administrator must set 'allow pid ns = yes' in apptainer.conf"
+    )
+    assert (tmp_path / "other").read_text() == f"{128 + signal.SIGTERM}\n"
+
+
 def test_an_image_of_a_registry_that_knows_its_users(cluster: Cluster, apptainer: Apptainer, tmp_path: Path) -> None:
     if shutil.which("mksquashfs") is None:
         pytest.skip("there is no mksquashfs on this machine (apt-get install squashfs-tools)")
