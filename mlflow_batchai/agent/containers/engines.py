@@ -75,7 +75,8 @@ DIFFERENCES = {
     APPTAINER: Differences(
         ["version"],
         lambda names: ["--nv"],
-        remove=(("instance", "stop", "--signal=KILL"),) * 2,
+        # Without the limit it waits 10 s for a parent that the agent has not reaped yet.
+        remove=(("instance", "stop", "--signal=KILL", "--timeout=1"),) * 2,
         names=("instance", "list"),
     ),
 }
