@@ -37,7 +37,7 @@ class Poll(NamedTuple):
         nodes: index -> one sentence on that node, of those that are gone or unknown.
         frozen: indexes of the nodes whose agents live and were stopped.
         failures: index -> why an agent had to give up the share, which it can't say there: a ``failed`` record.
-        started: whether agents run, or ran; False: the scheduler has given the job no nodes yet.
+        started: whether agents run, or may have run; False: the scheduler has given the job no nodes.
     """
 
     state: PollState

@@ -89,12 +89,13 @@ _STEP = ("srun", "--ntasks-per-node=1", "--kill-on-bad-exit=0", "--wait=0", "--n
 # before it starts the script: that takes a second, and a job for which it fails is held for ever.
 _NO_ENVIRONMENT = ("--export=ALL", "--export-file=/dev/null")
 # Writes a file that only its user can read, in a folder that only he can change; its words: folder, name, the agent's name, of
-# which it says the SHA-256. Old files of jobs go.
+# which it says the SHA-256. Old files go, of agents those that no submit has used since.
 _STORE = f"""umask 077
 mkdir -p -- "$1" || exit 1
 [ -O "$1" ] || {{ echo "$1 belongs to another user" >&2; exit 1; }}
 chmod 700 -- "$1" && cat > "$1/$2.$$" && mv -f -- "$1/$2.$$" "$1/$2" || exit 1
-find "$1" -name "*.out" -mtime +{KEPT_DAYS} -delete -o -name "batchai-*" -mtime +{LONGEST_WAIT_DAYS} -delete
+touch -c -- "$1/$3"
+find "$1" -type f -mtime +{LONGEST_WAIT_DAYS} -delete -o -name "*.out" -mtime +{KEPT_DAYS} -delete
 [ ! -e "$1/$3" ] || sha256sum < "$1/$3" || true
 """
 # The end of a file, unless somebody else may have put it there, or a link.
@@ -190,13 +191,17 @@ def script_of(agent: Sequence[str], root: str, python: str, secrets: str, output
     printed = shlex.quote(output)
     step, hidden = shlex.join(_STEP), shlex.quote(secrets)
     return f"""#!/bin/bash
-# The environment that its user has on this node.
-shopt -q login_shell || HOME=~ USER=$(id -un) LOGNAME=$(id -un) SHELL=$BASH exec bash -l "$0"
+# It runs twice: the second time in bash's login shell on this node, whatever the user's own shell is.
+if ! shopt -q login_shell; then
 rm -f {printed}
 set -C
 exec > {printed} 2>&1 || exit 1
-set +C
-exec < {hidden}
+echo 'the login shell (bash -l) has said nothing: does ~/.bash_profile end it?'
+HOME=~ USER=$(id -un) LOGNAME=$(id -un) SHELL=$BASH exec bash -l "$0"
+fi
+# A profile may have set them: by -a agents would have the secrets in their environment, and -e would end this at a failed step.
+set +aeux
+exec < {hidden} || exit 1
 [ -O /dev/stdin ] || exit 1
 told=$(cat)
 exec < /dev/null
@@ -204,7 +209,8 @@ rm -f {hidden}
 printf %s "$told" | {step} {shlex.join(agent)}
 code=$?
 timeout 60 {step} --input=none {shlex.join(tidy_of(root, python))}
-exit $code
+# Without ~/.bash_logout, which could change it.
+exec sh -c "exit $code"
 """
 
 
@@ -329,6 +335,8 @@ class Slurm:
         self._tested = None
         name = _name(request)
         self._identity()
+        # Before there is a job: one whose handle is lost may train to its end.
+        where = self._where
         with contextlib.ExitStack() as undo:
             undo.callback(self._forget, name)
             self._store_with_agent(name, json.dumps(dict(request.secrets)).encode())
@@ -343,16 +351,23 @@ class Slurm:
                     f"cluster '{self._cluster}': sbatch sent the job to Slurm's cluster {elsewhere}, where nobody looks after"
                     " it; unset SBATCH_CLUSTERS and SLURM_CLUSTERS where sbatch runs"
                 )
-            where = self._ask(["scontrol", "show", "config"])
             undo.pop_all()
         return {
             "engine": KIND,
             "host": socket.gethostname(),
             "ticket": int(number),
-            "slurm": _cluster_name(where),
+            "slurm": where,
             "name": name,
             "nodes": [{"name": f"node-{index}", "id": number} for index in range(request.node_count)],
         }
+
+    @functools.cached_property
+    def _where(self) -> str:
+        return self._cluster_name(ASK_SECONDS)
+
+    def _cluster_name(self, timeout: float) -> str:
+        match = re.search(r"^ClusterName\s*=\s*(\S+)", self._ask(["scontrol", "show", "config"], timeout=timeout), re.MULTILINE)
+        return match[1] if match else ""
 
     def poll(self, handle: Handle) -> Poll:
         return self.poll_all([handle])[0]
@@ -385,20 +400,25 @@ class Slurm:
             how = f"{title} has ended: {job.words}"
         else:
             try:
-                where = _cluster_name(self._ask(["scontrol", "show", "config"], timeout=POLL_SECONDS))
+                where = self._cluster_name(POLL_SECONDS)
             except ClusterError as error:
                 return unknown_poll(handle, str(error))
             if where != handle.get("slurm"):
                 return unknown_poll(handle, f"{title} is one of Slurm's cluster {handle.get('slurm')}, and {where} was asked")
-            how = f"{title} has ended, and Slurm remembers no more of it{self._accounted(handle)}"
+            job = self._accounted(handle)
+            how = f"{title} has ended, and Slurm remembers no more of it{f' but {job.words}' if job else ''}"
         failures, last = self._printed(handle)
         if job and job.state in slurm_end.ENDS and not failures:
             code, sentence = slurm_end.ENDS[job.state]
             failures = {0: {"code": code, "message": sentence.format(job.id)}}
+            if job.state == "CANCELLED":
+                # The same where a node's prolog fails. Then no agent has come: srun lets none read until it has all nodes.
+                how += ", by scancel or for a prolog that failed"
         elif not last:
             how += f"; it has printed nothing: do Slurm's nodes see {self._folder}?"
         how += f": {last}" if last else ""
-        return Poll(PollState.GONE, how, nodes, (), dict.fromkeys(nodes, how), (), failures)
+        started = not job or job.state != "CANCELLED" or job.nodes != ""
+        return Poll(PollState.GONE, how, nodes, (), dict.fromkeys(nodes, how), (), failures, started)
 
     def _known(self, numbers: Sequence[int]) -> Mapping[int, Queued]:
         """Slurm's own account of jobs by their number, one question for all; those that it has forgotten are missing."""
@@ -411,13 +431,16 @@ class Slurm:
             raise self._error(asked, done)
         return {job.id: job for job in queued(done.out)}
 
-    def _accounted(self, handle: Handle) -> str:
+    def _accounted(self, handle: Handle) -> Queued | None:
         """What Slurm's accounting knows of a job that the queue has forgotten; many sites have none."""
-        asked = ["sacct", "-n", "-X", "-P", "-o", "State,JobName%100", "-j", str(handle["ticket"])]
+        asked = ["sacct", "-n", "-X", "-P", "-o", "State,NodeList,JobName%100", "-j", str(handle["ticket"])]
         with contextlib.suppress(ClusterError):
-            state, _, name = self._run(asked, timeout=POLL_SECONDS).out.strip().rpartition("\n")[2].partition("|")
-            return f" but {state}" if state and name == _name_in(handle) else ""
-        return ""
+            state, *rest = self._run(asked, timeout=POLL_SECONDS).out.strip().rpartition("\n")[2].split("|")
+            if state and rest[1:] == [_name_in(handle)]:
+                # "CANCELLED by 1000"
+                nodes = rest[0].replace("None assigned", "")
+                return Queued(handle["ticket"], state.split()[0], "", "", nodes, "", rest[1], "")
+        return None
 
     def _printed(self, handle: Handle) -> tuple[dict[int, Any], str]:
         with contextlib.suppress(ClusterError):
@@ -619,11 +642,6 @@ def _name_in(handle: Handle) -> str:
     """The same by a handle, which may be somebody else's work: it becomes a file's name."""
     name = str(handle.get("name"))
     return name if _MARK.fullmatch(name) else "batchai-none-0"
-
-
-def _cluster_name(config: str) -> str:
-    match = re.search(r"^ClusterName\s*=\s*(\S+)", config, re.MULTILINE)
-    return match[1] if match else ""
 
 
 def _last(text: str) -> str:

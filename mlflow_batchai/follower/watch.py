@@ -125,8 +125,10 @@ class Watch:
         if poll.failures:
             failure = poll.failures[min(poll.failures)]
             terminated = failure["code"] == protocol.JOB_TERMINATED
-            self._give(snapshot, failed_verdict(failure["code"], failure["message"], WRITER, terminated))
-            return
+            # One that has got its nodes, and none of whose agents has come, was perhaps ended for a node that is broken.
+            if not terminated or not poll.started or snapshot.announces:
+                self._give(snapshot, failed_verdict(failure["code"], failure["message"], WRITER, terminated))
+                return
         lost = [node for node in poll.gone if node not in snapshot.exits]
         if poll.state is PollState.GONE and (lost or 0 in poll.gone):
             node = (lost or [0])[0]

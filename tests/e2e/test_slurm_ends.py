@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from slurm_daemons import SlurmDaemons
+from slurm_daemons import SlurmDaemons, slurm_daemons
 from ssh_world import WAITS, HereClient, config, describe, ended, running
 
 RETRIED = json.dumps({**json.loads(config(2)), "retries": 1})
@@ -44,6 +44,25 @@ def test_scancel_of_a_job_that_waits(world: Any, here: HereClient, slurm: SlurmD
     slurm.ask("scancel", number)
     run = ended(world, run)
     assert (run.info.status, run.data.tags["batchai.reason"]) == ("KILLED", f"Slurm job {number} was cancelled (scancel)")
+
+
+def test_a_prolog_that_fails(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm cancels the job, as a person would, though node 0 has its task already: the job starts again."""
+    prolog, flag = world.root / "prolog", world.root / "broken"
+    # Time enough for node 0's agent to come, if srun let it.
+    prolog.write_text(f"#!/bin/sh\n[ $SLURMD_NODENAME != n1 ] || [ ! -e '{flag}' ] || {{ sleep 2; exit 1; }}\n")
+    prolog.chmod(0o755)
+    flag.touch()
+    with slurm_daemons(2, Prolog=str(prolog)) as slurm:
+        world.environment["SLURM_CONF"] = str(slurm.config)
+        cluster(world)
+        run = HereClient(world, monkeypatch).submit(world.project("print('trained')", batchai=RETRIED))
+        world.wait(lambda: "Prolog error" in slurm.ask("sinfo", "-h", "-R"), what="the prolog fails")
+        flag.unlink()
+        slurm.ask("scontrol", "update", "NodeName=n1", "State=RESUME")
+        run = ended(world, run)
+        assert run.info.status == "FINISHED" and run.data.tags["batchai.attempt"] == "2"
+        world.wait(lambda: not slurm.ask("squeue", "-h"), what="jobs are left")
 
 
 def test_slurms_time_limit(world: Any, here: HereClient, slurm: SlurmDaemons) -> None:

@@ -91,11 +91,27 @@ def test_the_script(tmp_path: Path) -> None:
     assert text.startswith("sbatch --parsable --exclusive") and "hush" not in text
     script = text.partition("<<'END'\n")[2].removesuffix("END")
     secrets = "/share/.batchai/slurm-me/batchai-a1b2-1"
-    opened = f"exec < {secrets}\n[ -O /dev/stdin ] || exit 1\ntold=$(cat)\n"
+    opened = f"exec < {secrets} || exit 1\n[ -O /dev/stdin ] || exit 1\ntold=$(cat)\n"
     assert f'{opened}exec < /dev/null\nrm -f {secrets}\nprintf %s "$told" | srun ' in script
     assert "--kill-on-bad-exit=0" in script and "--no-kill" in script
     subprocess.run(["sh", "-n"], input=script, text=True, check=True)
     assert [command.node for command in shown] == [0, 1]
+
+
+TOLD = '{"a": "\\n%s $x"}'
+
+
+def run_script(home: Path, profile: str, told: str | None = TOLD) -> tuple[int, str]:
+    """The exit code of the script of a user with this profile, and what it has printed."""
+    (home / "srun").write_text(f"#!/bin/sh\ncat\nls {home}/told 2>&1\nls -l /proc/$PPID/fd\nenv\necho ran $*\nexit 3\n")
+    (home / "srun").chmod(0o755)
+    if told is not None:
+        (home / "told").write_text(told)
+    output = home / "told.out"
+    (home / "script").write_text(script_of(["agent"], "/root", "python3", str(home / "told"), str(output)))
+    (home / ".bash_profile").write_text(f"export PATH={home}:$PATH\n{profile}\n")
+    done = subprocess.run(["bash", str(home / "script")], env={"HOME": str(home)}, stdin=subprocess.DEVNULL)
+    return done.returncode, output.read_text()
 
 
 def test_the_script_runs(tmp_path: Path) -> None:
@@ -103,21 +119,29 @@ def test_the_script_runs(tmp_path: Path) -> None:
 
     What is printed goes where no link leads. Programs are found as in a login shell of the user.
     """
-    (tmp_path / "srun").write_text(f"#!/bin/sh\ncat\nls {tmp_path}/told 2>&1\nls -l /proc/$PPID/fd\nexit 3\n")
-    (tmp_path / "srun").chmod(0o755)
-    text = '{"a": "\\n%s $x"}'
-    (tmp_path / "told").write_text(text)
     (tmp_path / "mine").write_text("mine")
-    output = tmp_path / "told.out"
-    output.symlink_to(tmp_path / "mine")
-    script = script_of(["agent"], "/root", "python3", str(tmp_path / "told"), str(output))
-    (tmp_path / "script").write_text(script)
-    (tmp_path / ".bash_profile").write_text(f"export PATH={tmp_path}:$PATH\n")
-    (tmp_path / "script").chmod(0o755)
-    assert subprocess.run(["bash", "-l", str(tmp_path / "script")], env={"HOME": str(tmp_path)}).returncode == 3
-    printed = output.read_text()
-    assert printed.startswith(f"{text}ls: ") and "(deleted)" not in printed
+    (tmp_path / "told.out").symlink_to(tmp_path / "mine")
+    code, printed = run_script(tmp_path, "")
+    assert code == 3 and f"\n{TOLD}ls: " in printed and "(deleted)" not in printed
     assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_shell_options_of_a_profile_change_nothing(tmp_path: Path) -> None:
+    """Nobody has the secrets in his environment; after a step that failed the nodes are tidied, and its exit code stays."""
+    (tmp_path / ".bash_logout").write_text("exit 9\n")
+    code, printed = run_script(tmp_path, "set -aeux")
+    assert code == 3 and printed.count(TOLD) == 1 and "told=" not in printed
+    assert [line.split()[-1] == "agent" for line in printed.splitlines() if line.startswith("ran ")] == [True, False]
+
+
+@pytest.mark.parametrize(("profile", "last"), [("exit 0", "does ~/.bash_profile end it?"), ("mkdir /; exit 0", "File exists")])
+def test_a_profile_that_ends_the_shell_is_seen(tmp_path: Path, profile: str, last: str) -> None:
+    assert last_words(run_script(tmp_path, profile)[1])[1].endswith(last)
+
+
+def test_no_step_runs_without_what_agents_are_told(tmp_path: Path) -> None:
+    code, printed = run_script(tmp_path, "", told=None)
+    assert code == 1 and "told: No such file" in printed and "ran " not in printed
 
 
 @pytest.mark.parametrize(
@@ -150,8 +174,15 @@ def test_states(squeue: Result | str, state: str, words: str) -> None:
 
 @pytest.mark.parametrize(("state", "code"), [("CANCELLED", "JobTerminated"), ("TIMEOUT", "JobTimeout"), ("PREEMPTED", "")])
 def test_ends_after_which_a_job_does_not_start_again(state: str, code: str) -> None:
-    """No agent has said so: it had not come, or was killed before."""
-    assert [failure["code"] for failure in poll(line(state)).failures.values()] == [code] * bool(code)
+    """No agent has said so: it had not come, or was killed before. Slurm may have forgotten the job."""
+    for found in (poll(line(state)), poll("", sacct=f"{state} by 1000|n[0-1]|batchai-a1b2-1\n")):
+        assert [failure["code"] for failure in found.failures.values()] == [code] * bool(code) and found.started
+
+
+def test_a_job_that_was_cancelled_while_it_waited() -> None:
+    """It was a person: no prolog can have failed."""
+    for found in (poll(line("CANCELLED").replace("n[0-1]", "")), poll("", sacct="CANCELLED|None assigned|batchai-a1b2-1\n")):
+        assert found.state is PollState.GONE and found.failures and not found.started
 
 
 @pytest.mark.parametrize(
@@ -196,9 +227,9 @@ def test_another_slurm_knows_nothing_of_it() -> None:
 
 
 def test_accounting_is_asked_last() -> None:
-    found = poll("", sacct="TIMEOUT|batchai-a1b2-1\n")
+    found = poll("", sacct="TIMEOUT|n0|batchai-a1b2-1\n")
     assert "remembers no more of it but TIMEOUT" in found.detail
-    assert "but" not in poll("", sacct="COMPLETED|theirs\n").detail
+    assert "but" not in poll("", sacct="COMPLETED|n0|theirs\n").detail
     assert "but" not in poll("", sacct=Result(1, "", "Slurm accounting storage is disabled")).detail
 
 
@@ -234,21 +265,28 @@ def test_a_submit_whose_answer_is_lost_ends_what_slurm_may_have() -> None:
     assert ("rm", "-f", "--", "/share/.batchai/slurm-me/batchai-a1b2-1") in runner.ran
 
 
-def test_a_share_that_a_node_does_not_see(tmp_path: Path) -> None:
-    """Doctor asks a node that it takes, and gives it back; what the node can't read is said in one sentence."""
+@pytest.mark.parametrize(
+    ("profile", "sentence"),
+    [
+        ("echo hello", r"/share/\S+ can't be read: No such file or directory; is share"),
+        ("exit 0", "the node that Slurm gives: the login shell .bash -l. has started no agent: does ~/.bash_profile end it"),
+    ],
+)
+def test_a_node_that_doctor_takes(tmp_path: Path, profile: str, sentence: str) -> None:
+    """It is asked in the environment that jobs have, and given back; what hinders its agent is said in one sentence."""
+    (tmp_path / ".bash_profile").write_text(f"{profile}\n")
 
     class Node(Answers):
         def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float = 60.0) -> Result:
-            if "-I" in argv:
-                boot = [sys.executable, *argv[argv.index("-I") :]]
-                done = subprocess.run(boot, input=stdin, capture_output=True)
+            if "-lc" in argv:
+                done = subprocess.run(argv[argv.index("bash") :], input=stdin, capture_output=True, env={"HOME": str(tmp_path)})
                 return Result(done.returncode, done.stdout.decode(), done.stderr.decode() + "srun: error: n1: task 0: Exited\n")
             return super().run(argv, stdin, timeout)
 
     runner = Node(salloc=Result(0, "", "salloc: Pending\nsalloc: Granted job allocation 77\n"))
-    slurm = engine(runner, share=str(tmp_path / "none"))
+    slurm = engine(runner, share=str(tmp_path / "none"), agentPython=sys.executable)
     (node,) = slurm.nodes
-    with pytest.raises(ClusterError, match=r"/share/\S+ can't be read: No such file or directory; is share"):
+    with pytest.raises(ClusterError, match=sentence):
         node.machine.ask("facts")
     slurm.close()
     assert runner.ran[-1] == ("scancel", "77") and "--gres=gpu:4" in next(argv for argv in runner.ran if argv[0] == "salloc")
@@ -280,16 +318,16 @@ class Shell(Answers):
 
 
 def test_old_files_go(tmp_path: Path) -> None:
-    """What jobs have printed, and secrets that no job came for."""
-    for name, days in {"batchai-a1-1": 92, "batchai-b2-1": 60, "batchai-a1-1.out": 32, "agent-1.pyz": 92}.items():
-        subprocess.run(["touch", "-d", f"{days} days ago", str(tmp_path / name)], check=True)
-    engine(Shell(tmp_path, squeue="", sbatch="14\n")).submit(REQUEST)
+    """What jobs have printed, secrets that no job came for, and agents that no job uses any more."""
     agent = archive.name_of(archive.build())
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        *sorted(["agent-1.pyz", agent]),
-        "batchai-a1b2-1",
-        "batchai-b2-1",
-    ]
+    (tmp_path / agent).write_bytes(archive.build())
+    for name, days in {"batchai-a1-1": 92, "batchai-b2-1": 60, "batchai-a1-1.out": 32, "agent-1.pyz": 92, agent: 92}.items():
+        subprocess.run(["touch", "-d", f"{days} days ago", str(tmp_path / name)], check=True)
+    runner = Shell(tmp_path, squeue="", sbatch="14\n")
+    engine(runner).submit(REQUEST)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [agent, "batchai-a1b2-1", "batchai-b2-1"]
+    # The agent that jobs use was not sent again.
+    assert [argv[0] for argv in runner.ran].count("sh") == 1
 
 
 def test_what_a_job_has_printed_is_read_from_no_link(tmp_path: Path) -> None:
@@ -314,7 +352,7 @@ def test_few_questions(tmp_path: Path) -> None:
     """Each is a round trip to a login node, and work for a controller that all users share."""
     runner = Shell(tmp_path, sbatch="14\n")
     slurm = engine(runner)
-    for asked in (["sbatch", "sinfo", "sh", "sh", "sbatch", "scontrol"], ["sbatch", "sinfo", "sh", "sbatch", "scontrol"]):
+    for asked in (["sbatch", "sinfo", "scontrol", "sh", "sh", "sbatch"], ["sbatch", "sinfo", "sh", "sbatch"]):
         slurm.check(REQUEST.node_count, Needs((), None, "python3", REQUEST.terms))
         slurm.submit(REQUEST)
         assert [argv[0] for argv in runner.ran] == asked

@@ -43,7 +43,8 @@ class World:
         self.polls += 1
         if self.broken:
             raise ClusterError(self.broken)
-        answer = Poll(PollState.GONE, "killed", tuple(sorted(self.gone))) if self.gone else Poll(PollState.ALIVE)
+        gone = Poll(PollState.GONE, "killed", tuple(sorted(self.gone)), started=self.agents)
+        answer = gone if self.gone else Poll(PollState.ALIVE)
         if self.waiting:
             answer = Poll(PollState.QUEUED, started=self.agents)
         if self.unknown:
@@ -135,6 +136,18 @@ def test_a_job_that_the_scheduler_has_stopped_for_a_while_goes_on(folder):
     world.unknown = {0}
     assert not check(60).ended
     assert check(SILENCE_MARGIN_SECONDS + 4).error_code == "NodeLost"
+
+
+@pytest.mark.parametrize(
+    ("announced", "started", "code"),
+    [(True, True, "JobTerminated"), (False, False, "JobTerminated"), (False, True, "NodeSetupFailed")],
+)
+def test_a_job_that_the_scheduler_calls_cancelled(scene, announced, started, code):
+    """It was a person if an agent had come, or none could; else it may have been a node that is broken."""
+    _, world, _, check = scene(announced=announced)
+    world.gone, world.agents = {0, 1}, started
+    world.failures = {0: {"code": "JobTerminated", "message": "cancelled"}}
+    assert check().error_code == code
 
 
 def checker(made, world):
