@@ -18,7 +18,8 @@ from mlflow_batchai.engines import archive
 from mlflow_batchai.engines.base import Needs, Poll, PollState, StartRequest, Terms
 from mlflow_batchai.engines.census import NodeState
 from mlflow_batchai.engines.shell.connection import Result
-from mlflow_batchai.engines.slurm import Slurm, last_words, node_report, options_of, script_of
+from mlflow_batchai.engines.slurm import Slurm, last_words, node_report
+from mlflow_batchai.engines.slurm_script import options_of, script_of
 from mlflow_batchai.errors import ClusterError, DocumentError
 
 DOCUMENT = {
