@@ -60,12 +60,7 @@ class SlurmNode:
 
     def ask(self, verb: str, timeout: float = ASK_SECONDS, **arguments: Any) -> Answer:
         asked = json.dumps({"verb": verb, "arguments": arguments}).encode() + b"\n"
-        # With the environment that jobs have.
-        said = self._run(["bash", "-lc", 'exec "$@"', "bash", *self._commands.serve], asked, timeout)
-        line = said.partition(READY)[2].partition("\n")[2]
-        if not line:
-            raise ClusterError(f"{self.title}: the login shell (bash -l) has started no agent: does ~/.bash_profile end it?")
-        answer = json.loads(line)
+        answer = json.loads(self._run(self._commands.serve, asked, timeout).partition(READY)[2].partition("\n")[2])
         if "error" in answer:
             raise ClusterError(f"{self.title}: {answer['error']}")
         found: Answer = answer["ok"]

@@ -266,28 +266,21 @@ def test_a_submit_whose_answer_is_lost_ends_what_slurm_may_have() -> None:
     assert ("rm", "-f", "--", "/share/.batchai/slurm-me/batchai-a1b2-1") in runner.ran
 
 
-@pytest.mark.parametrize(
-    ("profile", "sentence"),
-    [
-        ("echo hello", r"/share/\S+ can't be read: No such file or directory; is share"),
-        ("exit 0", "the node that Slurm gives: the login shell .bash -l. has started no agent: does ~/.bash_profile end it"),
-    ],
-)
-def test_a_node_that_doctor_takes(tmp_path: Path, profile: str, sentence: str) -> None:
-    """It is asked in the environment that jobs have, and given back; what hinders its agent is said in one sentence."""
-    (tmp_path / ".bash_profile").write_text(f"{profile}\n")
+def test_a_share_that_a_node_does_not_see(tmp_path: Path) -> None:
+    """Doctor asks a node that it takes, and gives it back; what the node can't read is said in one sentence."""
 
     class Node(Answers):
         def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float = 60.0) -> Result:
-            if "-lc" in argv:
-                done = subprocess.run(argv[argv.index("bash") :], input=stdin, capture_output=True, env={"HOME": str(tmp_path)})
+            if "-I" in argv:
+                boot = [sys.executable, *argv[argv.index("-I") :]]
+                done = subprocess.run(boot, input=stdin, capture_output=True)
                 return Result(done.returncode, done.stdout.decode(), done.stderr.decode() + "srun: error: n1: task 0: Exited\n")
             return super().run(argv, stdin, timeout)
 
     runner = Node(salloc=Result(0, "", "salloc: Pending\nsalloc: Granted job allocation 77\n"))
-    slurm = engine(runner, share=str(tmp_path / "none"), agentPython=sys.executable)
+    slurm = engine(runner, share=str(tmp_path / "none"))
     (node,) = slurm.nodes
-    with pytest.raises(ClusterError, match=sentence):
+    with pytest.raises(ClusterError, match=r"/share/\S+ can't be read: No such file or directory; is share"):
         node.machine.ask("facts")
     slurm.close()
     assert runner.ran[-1] == ("scancel", "77") and "--gres=gpu:4" in next(argv for argv in runner.ran if argv[0] == "salloc")
