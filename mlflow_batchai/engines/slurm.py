@@ -254,7 +254,8 @@ class Slurm:
         where = self._where
         with contextlib.ExitStack() as undo:
             undo.callback(self._forget, name)
-            self._store_with_agent(name, json.dumps(dict(request.secrets)).encode())
+            if self._store(name, json.dumps(dict(request.secrets)).encode()) != archive.hash_of(self._archive()):
+                self._store_agent()
             said = self._ask(self._sbatch(request), self._script(request).encode())
             # A site may have sbatch say more before.
             number, _, elsewhere = said.strip().rpartition("\n")[2].partition(";")
@@ -471,7 +472,7 @@ class Slurm:
 
     def _take(self) -> int:
         """Take a node for some minutes, to look at it; the job's number."""
-        self._store_with_agent("batchai-doctor", b"")
+        self._store_agent()
         limits = (f"--immediate={TAKE_SECONDS}", f"--time={TAKE_MINUTES}", "--nodes=1", "--job-name=batchai-doctor")
         asked = ["salloc", "--no-shell", *gpus_of(self._document), *self._document.words, *limits]
         done = self._run(asked, timeout=TAKE_SECONDS + ASK_SECONDS)
@@ -516,11 +517,9 @@ class Slurm:
             )
         return done.out.partition(" ")[0]
 
-    def _store_with_agent(self, name: str, data: bytes) -> None:
-        """The same, and the agent unless it is there."""
+    def _store_agent(self) -> None:
         agent = self._archive()
-        if self._store(name, data) != archive.hash_of(agent):
-            self._store(archive.name_of(agent), agent)
+        self._store(archive.name_of(agent), agent)
 
     def _run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float = ASK_SECONDS) -> Result:
         return self._runner.run(argv, stdin, timeout)

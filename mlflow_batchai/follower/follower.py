@@ -24,8 +24,8 @@ from mlflow_batchai.tracking.relay import Relay
 from mlflow_batchai.tracking.retrying import GivenUpError, LogThrottle, Result, RetryPolicy
 
 STEP_SECONDS = 0.5
-# The same while an attempt waits for its nodes, as long as looks at its folders, more and more seldom, show nothing new.
-WAITING_STEP_SECONDS, GLANCE_SECONDS, LONGEST_GLANCE_SECONDS, SLOWER = 30.0, 2.0, 5.0, 1.25
+# The same while an attempt waits for its nodes and its folders don't change; they are looked at after pauses that grow.
+WAITING_STEP_SECONDS, FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS, LOOK_GROWTH = 30.0, 2.0, 5.0, 1.25
 TAG_SECONDS = 5.0
 # For how long a share is away before we ask whether it is for us alone.
 LEAVE_SECONDS = 10.0
@@ -180,7 +180,7 @@ class Follower:
     def _relay_attempt(self) -> JobState:
         """Relay an attempt until it is over and its nodes are free."""
         over = functools.partial(self.supervisor.over, self.job.attempt)
-        pause, glance = 0.0, GLANCE_SECONDS
+        pause, look = 0.0, FIRST_LOOK_SECONDS
         while True:
             if state := over(pause):
                 return state
@@ -188,9 +188,9 @@ class Follower:
             self._persist(self._round, sleep=over, enough=lambda: over(0) is not None)
             pause = pause_after(time.monotonic() - begun, STEP_SECONDS)
             while self._waits and glimpse and time.monotonic() - begun < WAITING_STEP_SECONDS and self.job.glimpse() == glimpse:
-                if state := over(glance):
+                if state := over(look):
                     return state
-                glance = min(glance * SLOWER, LONGEST_GLANCE_SECONDS)
+                look = min(look * LOOK_GROWTH, LONGEST_LOOK_SECONDS)
 
     def _round(self) -> None:
         """Relay what is new."""

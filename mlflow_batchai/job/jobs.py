@@ -126,7 +126,7 @@ class Job:
         """Times of folders that change when the attempt gets a node, is asked to end, and ends; None: asking costs requests."""
         if not isinstance(self.share, DirectoryShare):
             return None
-        # Of every waiting job every two seconds: this is no place for ``Share.local``'s checks of names that we have made.
+        # For every waiting job every few seconds, with names of our own: ``Share.local``'s checks would cost most of it.
         folders = (self.paths.events.rpartition("/")[0], self.paths.nodes, self.paths.requests)
         attempt, *later = (self.share.root / folder for folder in folders)
         try:

@@ -162,7 +162,7 @@ def open_account(name: str, endpoint: str | None = None, login: bool = False) ->
 
     Raises:
         UsageError: no account can be called that.
-        ShareError: what opens it can't be used, or Microsoft's SDK isn't installed.
+        ShareError: its key, SAS or login can't be used, or Microsoft's SDK isn't installed.
     """
     name = name.lower()
     if not _ACCOUNT.fullmatch(name):

@@ -73,7 +73,7 @@ class AzureFilesShare:
         location: the share, or a folder of one, which is made when something is first written there.
 
     Raises:
-        ShareError: what opens it can't be used.
+        ShareError: its key, SAS or login can't be used.
     """
 
     at_once = AT_ONCE
@@ -397,7 +397,7 @@ class AzureFilesShare:
 
 
 class AzureShares:
-    """The file shares of a storage account. Raises ShareError: what opens it can't be used."""
+    """The file shares of a storage account. Raises ShareError: its key, SAS or login can't be used."""
 
     def __init__(self, account: str, endpoint: str) -> None:
         self._location = AzureLocation(endpoint, account, "")

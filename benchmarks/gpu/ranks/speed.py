@@ -138,7 +138,6 @@ def loop():
     return timer
 
 
-Timer.model = None
 keras.config.set_image_data_format("channels_first" if first else "channels_last")
 keras.config.set_dtype_policy(precision)
 active, rates, cores, sums = _hvd.active, {}, {}, set()
