@@ -8,6 +8,7 @@ import json
 import os
 import re
 import subprocess
+import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -211,8 +212,12 @@ def _check_database(uri: str) -> Path | None:
         return None
     path = Path(uri.removeprefix("sqlite:///").partition("?")[0])
     try:
-        # An empty file is an empty database to sqlite.
-        path.open("ab").close()
+        # The database itself is never opened here: closing any file of it drops the locks that this process's other threads hold
+        # on it, and another process then writes into the middle of their change (https://sqlite.org/howtocorrupt.html, 2.2).
+        if not path.exists():
+            tempfile.TemporaryFile(dir=path.parent).close()
+        elif path.is_dir() or not os.access(path, os.W_OK):
+            raise OSError(None, "it is a folder" if path.is_dir() else "no permission")
     except OSError as error:
         raise UsageError(
             f"MLflow's store {path} can't be made or written ({error.strerror}); set MLFLOW_TRACKING_URI to another"

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
+import sqlite3
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -186,6 +190,18 @@ def test_who_wants_a_store_waits_for_another_who_makes_it(store_template, tmp_pa
     thread.join(60)
     assert not thread.is_alive()
     assert [path.name for path in tmp_path.iterdir()] == ["m.db"]
+
+
+def test_a_new_client_drops_no_lock_that_its_process_holds_on_the_store(store_template, tmp_path):
+    """A follower makes clients for new jobs while its threads write for others: a lost lock damages the database."""
+    shutil.copy(store_template, tmp_path / "m.db")
+    tracking = runs.absolute("sqlite:///m.db", tmp_path)
+    with contextlib.closing(sqlite3.connect(tmp_path / "m.db", isolation_level=None)) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        runs.client(tracking)
+        code = "import sqlite3, sys; sqlite3.connect(sys.argv[1], timeout=0).execute('BEGIN IMMEDIATE')"
+        other = subprocess.run([sys.executable, "-c", code, tmp_path / "m.db"], capture_output=True, text=True, check=False)
+    assert other.returncode and other.stderr.endswith("database is locked\n"), other.stderr
 
 
 def test_the_store_is_asked_once_for_all_runs_of_an_experiment_that_are_to_end(world, monkeypatch):

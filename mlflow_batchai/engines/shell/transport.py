@@ -36,11 +36,15 @@ if _logger.level == logging.NOTSET:
 
 
 class _Transport(paramiko.Transport):
-    """paramiko's, but the CLOSE of a channel can be held back until whoever writes to it has stopped.
+    """paramiko's, with two changes to sending.
 
-    paramiko answers the server's CLOSE from a thread of its own. What another thread is just sending may then come behind that
-    answer, and OpenSSH ends the whole connection for it ("packet referred to nonexistent channel"). The server doesn't give a
-    channel's number to another one before it has our CLOSE.
+    The CLOSE of a channel can be held back until whoever writes to it has stopped: paramiko answers the server's CLOSE from a
+    thread of its own. What another thread is just sending may then come behind that answer, and OpenSSH ends the whole
+    connection for it ("packet referred to nonexistent channel"). The server doesn't give a channel's number to another one
+    before it has our CLOSE.
+
+    A message into a connection that has just ended is dropped, as paramiko does it once its reading thread has seen the end;
+    until then it raises EOFError, from ``close`` as well. Who waits for an answer is told by that thread.
     """
 
     def __init__(self, sock: Any) -> None:
@@ -56,7 +60,8 @@ class _Transport(paramiko.Transport):
                 if number in self.held:
                     self.held[number] = data
                     return
-        super()._send_user_message(data)  # type: ignore[misc]
+        with contextlib.suppress(EOFError):
+            super()._send_user_message(data)  # type: ignore[misc]
 
 
 @contextlib.contextmanager
@@ -74,7 +79,7 @@ def closing(channel: paramiko.Channel) -> Iterator[None]:
         with transport.holding:
             message = transport.held.pop(number)
         if message is not None and transport.is_active():
-            with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            with contextlib.suppress(OSError, paramiko.SSHException):
                 transport._send_user_message(message)
 
 

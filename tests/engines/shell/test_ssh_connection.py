@@ -264,6 +264,18 @@ def test_a_dropped_connection_is_replaced_before_anything_is_sent(nodes, reach):
         assert stream.ask(b"z", 5) == b"z"
 
 
+def test_a_write_that_finds_the_connection_ended_before_the_reader_does(nodes, reach):
+    connection = reach(nodes[0])
+    with connection.stream(["cat"]) as stream:
+        assert stream.ask(b"x", 5) == b"x"
+        connection._link.transport.sock.shutdown(socket.SHUT_WR)
+        with pytest.raises(ConnectionLostError, match=r"^node .*: the connection was lost while cat ran; check that"):
+            stream.ask(b"y", 5)
+    with connection.stream(["cat"]) as stream:
+        connection._link.transport.sock.shutdown(socket.SHUT_WR)
+    assert connection.run(["echo", "back"]).out == "back\n"
+
+
 def test_a_command_whose_connection_drops_is_not_sent_again(nodes, reach):
     connection = reach(nodes[0])
     marks = nodes[0].home / "marks"
