@@ -212,7 +212,7 @@ def _check_database(uri: str) -> Path | None:
         return None
     path = Path(uri.removeprefix("sqlite:///").partition("?")[0])
     try:
-        # The database itself is never opened here: closing any file of it drops the locks that this process's other threads hold
+        # The database itself is not opened here: closing any file of it drops the locks that this process's other threads hold
         # on it, and another process then writes into the middle of their change (https://sqlite.org/howtocorrupt.html, 2.2).
         if not path.exists():
             tempfile.TemporaryFile(dir=path.parent).close()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import cast
 
 import paramiko
-from paramiko.pkey import UnknownKeyType
+from cryptography.exceptions import InvalidTag
 
 from mlflow_batchai.engines.shell.target import PASSPHRASE_VARIABLE, PASSWORD_VARIABLE, Target
 from mlflow_batchai.errors import LoginError
@@ -94,7 +94,8 @@ def _offers(target: Target, agent: paramiko.Agent, tried: _Tried) -> Iterator[pa
         except LockedKeyError:
             tried.locked.append(file)
             continue
-        except (OSError, ValueError, paramiko.SSHException, UnknownKeyType) as error:
+        # Odd keys (of a security key, with an unknown cipher) bring many kinds of errors out of paramiko and cryptography.
+        except Exception as error:
             if target.explicit_keys:
                 raise LoginError(f"{target.label}: the key file {file} {_unusable(file, error)}") from error
             tried.unusable.append(file)
@@ -126,7 +127,7 @@ def _loaded(file: Path, changed: int, passphrase: str | None) -> paramiko.PKey:
     try:
         # from_path hands the passphrase on to cryptography, which takes bytes.
         return paramiko.PKey.from_path(file, cast(str, passphrase.encode()))
-    except (ValueError, paramiko.SSHException):
+    except (ValueError, InvalidTag, paramiko.SSHException):
         raise LockedKeyError from None
 
 

@@ -560,6 +560,25 @@ def test_the_agent_opens_a_key_with_a_passphrase(nodes, reach, agent, locked, ho
     assert "1 of the agent's keys" in problem(reach(nodes[0], key_file=None), LoginError)
 
 
+@pytest.mark.parametrize(
+    ("cipher", "said"), [("chacha20-poly1305@openssh.com", "can't be used"), ("aes256-gcm@openssh.com", "doesn't open the key")]
+)
+def test_a_key_that_only_openssh_opens(nodes, reach, agent, home, tmp_path, monkeypatch, cipher, said):
+    """It is said so of one that the user has named; of others the agent may have the key, or another file does."""
+    key, copy = home / ".ssh" / "id_ed25519", tmp_path / "copy"
+    shutil.copy(nodes.key_file, copy)
+    shutil.copy(copy, key)
+    shutil.copy(f"{nodes.key_file}.pub", f"{key}.pub")
+    subprocess.run(["ssh-keygen", "-q", "-p", "-Z", cipher, "-N", SECRET, "-f", key], check=True, stdout=subprocess.DEVNULL)
+    monkeypatch.setenv("BATCHAI_SSH_PASSPHRASE", SECRET)
+    text = problem(reach(nodes[0], key_file=key), LoginError)
+    assert f"the key file {key} holds no private key that can be used" in text
+    monkeypatch.setenv("BATCHAI_SSH_PASSPHRASE", "wrong" + SECRET)
+    assert said in problem(reach(nodes[0], key_file=None), LoginError)
+    agent(copy)
+    reach(nodes[0], key_file=None).open()
+
+
 def test_a_password(nodes, reach, special, tmp_path, monkeypatch):
     if os.getuid() or not shutil.which("unshare") or not shutil.which("openssl"):
         pytest.skip("needs root, unshare and openssl")
