@@ -271,6 +271,10 @@ def _check_script(project: MLProject, command: str) -> None:
 
 
 def _ours(cluster: Cluster) -> list[Path]:
-    """Folders of ours that a user may have put into his project."""
-    share = cluster.share.url
-    return [home(), *([Path(unquote(urlsplit(share).path))] if share.startswith("file:") else [])]
+    """Folders of ours that a user may have put into his project, and a sqlite store of MLflow's.
+
+    Jobs that run change the store; and reading it drops the locks that other threads of this process hold on it.
+    """
+    share, store = cluster.share.url, os.environ.get("MLFLOW_TRACKING_URI", "").partition("sqlite:///")[2].partition("?")[0]
+    stores = [Path(store + ending) for ending in ("", "-journal", "-wal", "-shm") if store]
+    return [home(), *stores, *([Path(unquote(urlsplit(share).path))] if share.startswith("file:") else [])]

@@ -88,7 +88,7 @@ def scan(root: Path, skip: Collection[Path] = (), left_out: Callable[[str], None
     """Every file of a project folder, sorted by path, without what IGNORED_NAMES and the folder's ignore files list.
 
     Args:
-        skip: folders that are no part of it though they lie in it (the client's own, the share).
+        skip: folders and files that are no part of it though they lie in it (the client's own, the share, the store).
         left_out: told the name of the ignore file (``.gitignore``) for each file and folder that one leaves out.
 
     Raises:
@@ -100,13 +100,13 @@ def scan(root: Path, skip: Collection[Path] = (), left_out: Callable[[str], None
 def _walk(root: Path, skip: Collection[Path], left_out: Callable[[str], None]) -> Iterator[Path]:
     rules = {str(root): IgnoreRules(root)}
     for folder, names, files in os.walk(root, onerror=_unreadable):
-        here, ours = Path(folder), rules.pop(folder)
+        here, real, ours = Path(folder), Path(folder).resolve(), rules.pop(folder)
         for name in [name for name in names if (here / name).is_symlink()]:
             names.remove(name)
             files.append(name)
 
-        def is_part(name: str, is_directory: bool, here: Path = here, ours: IgnoreRules = ours) -> bool:
-            if name in IGNORED_NAMES or (is_directory and (here / name).resolve() in skip):
+        def is_part(name: str, is_directory: bool, real: Path = real, ours: IgnoreRules = ours) -> bool:
+            if name in IGNORED_NAMES or real / name in skip:
                 return False
             if file := ours.leave_out(name, is_directory):
                 left_out(file)
