@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from sshd import SshNodes
-from test_engine_conformance import SshSite
+from test_engine_conformance import SshSite, opened_site
 from waiting import wait_for
 
 from mlflow_batchai.agent.plan import Volume
@@ -27,13 +27,11 @@ from mlflow_batchai.errors import ClusterError
 
 
 @pytest.fixture
-def site(tmp_path: Path, ssh_servers: SshNodes) -> Iterator[SshSite]:
-    made = SshSite(tmp_path, ssh_servers)
-    yield made
-    for server in ssh_servers:
-        server.thaw()
-    made.close()
-    wait_for(lambda: not made.left())
+def site(tmp_path: Path, ssh_servers: SshNodes, request: pytest.FixtureRequest) -> Iterator[SshSite]:
+    with opened_site("ssh", tmp_path, request) as made:
+        yield made
+        for server in ssh_servers:
+            server.thaw()
 
 
 def test_a_frozen_node_holds_up_no_poll(site: SshSite, ssh_servers: SshNodes) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
 import socket
+import sqlite3
 import stat
 import threading
 import time
@@ -115,7 +117,10 @@ def test_a_process_that_was_stopped_is_replaced(site, monkeypatch):
     first, second = site.job("first"), site.job("second")
     stopped = site.follow(first)
     wait_for(lambda: site.relayed(first), 120)
-    freeze(stopped.follower)
+    # Not while it writes: nobody could use the store then.
+    with contextlib.closing(sqlite3.connect(site.root / "m.db", timeout=60, isolation_level=None)) as store:
+        store.execute("BEGIN EXCLUSIVE")
+        freeze(stopped.follower)
     other = site.follow(second)
     assert other.follower != stopped.follower and other.starts == 1
     # Whoever watches the first job sees that it makes no progress.
