@@ -20,7 +20,7 @@ from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.agent.protocol import Record, TornFileError
 from mlflow_batchai.agent.records import Shape, has, is_count, is_text, list_of
-from mlflow_batchai.errors import JobError, ShareError
+from mlflow_batchai.errors import BatchAIError, JobError
 from mlflow_batchai.job import signing
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.signing import Signature
@@ -311,7 +311,8 @@ class Lease:
 
     def _heartbeat(self, done: threading.Event) -> None:
         while not done.wait(HEARTBEAT_SECONDS):
-            with contextlib.suppress(ShareError), self._writing:
+            # The share may be away, or the user's home, which has his key.
+            with contextlib.suppress(BatchAIError), self._writing:
                 if self._finished or self._released or self._newest(self.number)[0] > self.number:
                     return
                 self.save({})

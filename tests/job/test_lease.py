@@ -9,11 +9,13 @@ import sys
 import threading
 
 import pytest
+from waiting import wait_for
 
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.processes import proc
 from mlflow_batchai.errors import ShareError
 from mlflow_batchai.job import lease as lease_module
+from mlflow_batchai.job import signing
 from mlflow_batchai.job.lease import GRACE_SECONDS, Lease, LeaseLostError, LeaseState
 
 
@@ -227,6 +229,30 @@ def test_heartbeats_keep_it_and_stop_with_the_block(folder, monkeypatch):
     assert all(thread.name != "lease" for thread in threading.enumerate())
     assert made.share.read(made.paths.cursor(1)) == written
     assert holder.finished()
+
+
+def test_heartbeats_go_on_when_the_users_key_can_be_read_again(folder, monkeypatch, tmp_path):
+    """His home may be away for a while, as the share may."""
+    monkeypatch.setattr(lease_module, "HEARTBEAT_SECONDS", 0.01)
+    home, other, file = (tmp_path / name for name in ("home", "other", "file"))
+    other.symlink_to(signing.key_path().parent)
+    other.replace(home)
+    file.touch()
+    monkeypatch.setenv("BATCHAI_HOME", str(home))
+    made = folder()
+    holder = held(made)
+    asked, key_path = threading.Event(), signing.key_path
+    monkeypatch.setattr(signing, "key_path", lambda: (asked.set(), key_path())[1])
+    with holder.beating():
+        other.symlink_to(file)
+        real = home.readlink()
+        other.replace(home)
+        asked.clear()
+        assert asked.wait(60)
+        other.symlink_to(real)
+        other.replace(home)
+        before = lease(made).view().counter
+        wait_for(lambda: lease(made).view().counter > before)
 
 
 def test_a_holder_in_trouble_is_pushed_out_by_who_can_reach_the_store(folder):
