@@ -212,7 +212,9 @@ def _awaited(control: ControlShare, path: str, what: str, digest: str | None, pa
             sentence = f"the {what} at {control.where(path)} is not what its submitter wrote; nothing of it was run"
             raise staging.SetupError(sentence)
         if time.monotonic() > until:
-            raise staging.SetupError(f"there is no {what} at {control.where(path)}")
+            raise staging.SetupError(
+                f"there is no {what} at {control.where(path)}; is that the share of the submitting machine?"
+            )
         time.sleep(0.2)
 
 

@@ -432,8 +432,9 @@ def logs(scope: Scope, name: str, follow: bool, rank: int | None, stderr: bool, 
     ended = state.ended or state.next_attempt is not None
     tail = streams.Tail(place.share, place.inside(file))
     show_text(streams.so_far(tail, ended), job.name)
-    if not tail.found:
-        notice(f"job {job.name} has written no {file}{'' if ended else ' yet'}")
+    if not tail.position:
+        other = "" if stderr else "; --stderr shows standard error"
+        notice(f"job {job.name} has written nothing to {file}{'' if ended else ' yet'}{other}")
 
 
 @job.verb("terminate", example="batchai job terminate digits-3f2a1c -y")

@@ -199,6 +199,6 @@ def outcome(submitted: Submitted, ended: JobState) -> None:
         return
     if ended.terminated:
         raise JobFailedError(
-            f"job {submitted.job.name} was {ended.reason or 'terminated'} (run {submitted.run_id} is KILLED)", None
+            f"job {submitted.job.name} was ended: {ended.reason or 'terminated'} (run {submitted.run_id} is KILLED)", None
         )
     raise JobFailedError(f"job {submitted.job.name} failed: {ended.reason}", ended.exit_code)

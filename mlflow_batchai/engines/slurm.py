@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import getpass
+import itertools
 import json
 import re
 import shlex
@@ -541,8 +542,10 @@ class Slurm:
         if any(words in done.err for words in ("ontact slurm controller", "timed out", "Connection reset")):
             return ClusterError(f"{title}: Slurm's controller doesn't answer on {where} ({said}); try again when it does")
         if argv[0] in ("sbatch", "salloc"):
+            asked = shlex.join([argv[0], *itertools.takewhile(lambda word: not word.startswith("--ntasks"), argv[2:])])
             return ClusterError(
                 f"{title}: Slurm refuses the job: {said}; correct the cluster document, the job's slurm block or its nodeCount"
+                f" ({asked})"
             )
         return ClusterError(f"{title}: {argv[0]} failed on {where}: {said or f'exit code {done.code}'}")
 

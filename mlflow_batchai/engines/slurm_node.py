@@ -14,7 +14,9 @@ from mlflow_batchai.engines.shell.target import Target, ssh_command
 from mlflow_batchai.errors import ClusterError
 
 # A step that doesn't wait for the job's own; it gets nothing of our environment but what programs are found by.
-STEP = ("srun", "--overlap", "--nodes=1", "--ntasks=1", "--mpi=none", "--quiet", "--export=PATH,HOME,LANG,TERM")
+STEP = ("srun", "--overlap", "--nodes=1", "--ntasks=1", "--mpi=none", "--quiet")
+# What programs are found by in a job: a profile may say more before, or end the shell.
+_LOGIN = ("-u", "PATH", "bash", "-l", "-c", r'printf "\nbatchai-path %s %s\n" "$SLURMD_NODENAME" "$PATH"')
 
 
 class Commands(NamedTuple):
@@ -49,13 +51,17 @@ class SlurmNode:
         # None: nothing of ours stays there that ``gc`` could remove, and no other node is to reach it.
         self.address: str | None = name or None
         self._commands, self._name, self._job, self._take = commands, name, job, take
+        self._path = "PATH"
 
     def shown(self, arguments: list[str]) -> tuple[str, ...]:
         return tuple(arguments)
 
     def connect(self) -> Mapping[str, str]:
         started = time.monotonic()
-        name = self._run(["printenv", "SLURMD_NODENAME"]).strip()
+        name, _, path = self._run(_LOGIN).partition("\nbatchai-path ")[2].strip().partition(" ")
+        if not path:
+            raise ClusterError(f"{self.title}: the login shell (bash -l) has said nothing: does ~/.bash_profile end it?")
+        self._path = f"PATH={path}"
         return {"reachable": f"Slurm gave {name} in {time.monotonic() - started:.1f} s"}
 
     def ask(self, verb: str, timeout: float = ASK_SECONDS, **arguments: Any) -> Answer:
@@ -84,7 +90,13 @@ class SlurmNode:
     def _run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float = ASK_SECONDS) -> str:
         if self._job is None and self._take:
             self._job = self._take()
-        return self._commands.ask([*self._step(), *argv], stdin, timeout)
+        # By ``env``: srun itself would look for the program where it runs, by its own PATH.
+        return self._commands.ask([*self._step(), "env", *argv], stdin, timeout)
 
     def _step(self) -> list[str]:
-        return [*STEP, f"--jobid={self._job}", *[f"--nodelist={self._name}"] * bool(self._name)]
+        return [
+            *STEP,
+            f"--export=HOME,LANG,TERM,{self._path}",
+            f"--jobid={self._job}",
+            *[f"--nodelist={self._name}"] * bool(self._name),
+        ]

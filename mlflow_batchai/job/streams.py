@@ -35,7 +35,7 @@ class Tail:
         self.found = False
         self._share = share
         self._path = path
-        self._position = 0
+        self.position = 0
         self._known = b""
 
     def read(self, last: bool = False) -> bytes:
@@ -52,17 +52,17 @@ class Tail:
             ShareError: the share can't be read now; the call may be repeated.
         """
         try:
-            data = self._share.read(self._path, self._position - len(self._known), len(self._known) + PIECE)
+            data = self._share.read(self._path, self.position - len(self._known), len(self._known) + PIECE)
         except ShareNotFoundError:
             return b""
         self.found = True
         if not data.startswith(self._known):
-            self._position, self._known = 0, b""
+            self.position, self._known = 0, b""
             raise RestartedError
         data = data[len(self._known) :]
         if not last and len(data) < PIECE:
             data = data.rstrip(b"\0")
-        self._position += len(data)
+        self.position += len(data)
         self._known = (self._known + data)[-KNOWN:]
         return data
 

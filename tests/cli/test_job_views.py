@@ -177,6 +177,12 @@ def test_output_so_far(cli: Cli) -> None:
     assert sorted(joined.out.splitlines()) == ["[0] Größe 你好 of 0", "[1] Größe 你好 of 1"]
     assert cli("job", "logs", "toy-1", "--rank", "1") == (0, "Größe 你好 of 1\n", "")
     assert cli("job", "logs", "-n", "toy-1", "--rank", "0", "--stderr") == (0, "trouble of 0\n", "")
+    file = cli.world.folder() / "stdouterr" / "stdout-1.txt"
+    text = file.read_bytes()
+    file.write_bytes(b"")
+    said = "batchai: job toy-1 has written nothing to stdout-1.txt yet; --stderr shows standard error\n"
+    assert cli("job", "logs", "toy-1", "--rank", "1") == (0, "", said)
+    file.write_bytes(text)
     assert cli("job", "logs", "toy-1", "--rank", "2") == (
         2,
         "",

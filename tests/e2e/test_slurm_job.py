@@ -140,7 +140,11 @@ def test_looking_into_nodes(
     """``doctor`` has a node for a moment; ``node exec`` gets into nodes of one's own jobs, with what Slurm gave these."""
     cluster(gpusPerNode=1)
     cli = Cli(world)
-    found = cli.json("doctor", "nc6", "-o", "json")
+    # Programs are found as jobs find them there, not by the PATH of who asks.
+    (bin := world.root / "bin").mkdir()
+    (bin / "python3").write_text("#!/bin/sh\nexit 1\n")
+    (bin / "python3").chmod(0o755)
+    found = cli.json("doctor", "nc6", "-o", "json", PATH=f"{bin}:{world.environment['PATH']}")
     checks = {check["name"]: check["text"] for check in found["checks"]}
     assert list(checks) == ["reachable", "python", "training", "GPUs", "share", "folder"] and found["ready"] == 1, checks
     assert checks["reachable"].startswith("Slurm gave n") and checks["GPUs"].startswith("1")
@@ -165,7 +169,8 @@ def test_what_slurm_refuses(world: Any, cluster: Any, here: HereClient) -> None:
     )
     assert here.refused(5).startswith(sentence)
     cluster(partition="nope")
-    with pytest.raises(Exception, match="Slurm refuses the job: allocation failure: Invalid partition name specified"):
+    refusal = r"Slurm refuses the job: allocation failure: Invalid partition name specified; .* --partition=nope --nodes=2\)"
+    with pytest.raises(Exception, match=refusal):
         here.submit(world.project(batchai=config(2)))
     assert world.runs() == []
 
