@@ -43,8 +43,8 @@ class _Transport(paramiko.Transport):
     connection for it ("packet referred to nonexistent channel"). The server doesn't give a channel's number to another one
     before it has our CLOSE.
 
-    A message into a connection that has just ended is dropped, as paramiko does it once its reading thread has seen the end;
-    until then it raises EOFError, from ``close`` as well. Who waits for an answer is told by that thread.
+    A message that can't be sent ends the connection, which wakes all who wait for answers; paramiko raises EOFError or (after a
+    change of keys without an answer) SSHException in the thread that sends, from ``close`` as well.
     """
 
     def __init__(self, sock: Any) -> None:
@@ -60,8 +60,10 @@ class _Transport(paramiko.Transport):
                 if number in self.held:
                     self.held[number] = data
                     return
-        with contextlib.suppress(EOFError):
+        try:
             super()._send_user_message(data)  # type: ignore[misc]
+        except (EOFError, paramiko.SSHException):
+            self.close()
 
 
 @contextlib.contextmanager
@@ -79,8 +81,7 @@ def closing(channel: paramiko.Channel) -> Iterator[None]:
         with transport.holding:
             message = transport.held.pop(number)
         if message is not None and transport.is_active():
-            with contextlib.suppress(OSError, paramiko.SSHException):
-                transport._send_user_message(message)
+            transport._send_user_message(message)
 
 
 @dataclass
