@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import threading
 import uuid
 from typing import Any, Callable
 
@@ -19,6 +20,8 @@ Answer = dict[str, Any]
 
 # Someone waits for the answer.
 SHARE_SECONDS = 8.0
+# A share that hangs: longer than requests over a network are tried again.
+HANGS_SECONDS = 20.0
 
 OTHER_QUEUE = "it has jobs of a cluster document whose first host is another, and two queues would block each other"
 
@@ -112,13 +115,21 @@ def share_problem(share: str, identity: str, sas: str | None = None) -> str | No
     """Why a path on this node, or an address, can't be used as the control share; None: it can.
 
     Returns:
-        ``missing``, ``another``, ``read-only``, or ``unreachable: `` and a sentence.
+        ``missing``, ``another``, ``read-only``, ``hangs``, or ``unreachable: `` and a sentence.
     """
-    try:
-        with contextlib.closing(open_control(share, sas, SHARE_SECONDS)) as control:
-            return control.trouble(identity)
-    except ControlError as error:
-        return f"unreachable: {error}"
+    found: list[str | None] = []
+
+    def look() -> None:
+        try:
+            with contextlib.closing(open_control(share, sas, SHARE_SECONDS)) as control:
+                found.append(control.trouble(identity))
+        except ControlError as error:
+            found.append(f"unreachable: {error}")
+
+    looking = threading.Thread(target=look, name="share", daemon=True)
+    looking.start()
+    looking.join(HANGS_SECONDS)
+    return "hangs" if looking.is_alive() else found[0]
 
 
 def filesystem(path: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import getpass
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -396,16 +395,12 @@ def _setup_task(written: Any, command_line: str | None, output: str | None) -> D
 
 def _mount(data: Document, mounts: MountOptions, auto_storage: bool, engine: str) -> None:
     """Put the volumes of options into a document; keys of accounts never go there."""
-    from mlflow_batchai.plan.volumes import ACCOUNT
-
     setup = _get(data, "nodeSetup")
     before = setup if isinstance(setup, Mapping) else {}
     written = before.get("mountVolumes")
     found = mounts.added_to(written if isinstance(written, Mapping) else None)
     if mounts.storage_account_name:
-        found = json.loads(json.dumps(found).replace(ACCOUNT, json.dumps(mounts.storage_account_name)[1:-1]))
-        for entry in found.get("azureBlobFileSystems", ()):
-            entry.setdefault("accountName", mounts.storage_account_name)
+        found = _filled(found, mounts.storage_account_name)
     if mounts.storage_account_key:
         notice(
             "--storage-account-key is not kept, since others can read arguments: set AZURE_BATCHAI_STORAGE_KEY, or shares: in"
@@ -424,6 +419,18 @@ def _mount(data: Document, mounts: MountOptions, auto_storage: bool, engine: str
         )
     if found:
         _set(data, "nodeSetup", {**before, "mountVolumes": found})
+
+
+def _filled(value: Any, account: str) -> Any:
+    """A part of ``mountVolumes`` with the account's name for its placeholder, and in blob containers that name none."""
+    from mlflow_batchai.plan.volumes import ACCOUNT
+
+    if isinstance(value, Mapping):
+        named = {"accountName": account} if "containerName" in value and "accountName" not in value else {}
+        return {**{key: _filled(one, account) for key, one in value.items()}, **named}
+    if isinstance(value, list):
+        return [_filled(one, account) for one in value]
+    return value.replace(ACCOUNT, account) if isinstance(value, str) else value
 
 
 def _tell_unused(options: Mapping[str, Any], engine: str) -> None:

@@ -217,7 +217,7 @@ def _watch(begun: Sweep, signals: Signals) -> Result:
     from mlflow_batchai.client.console import JobConsole
     from mlflow_batchai.sweep import driver
 
-    found, status = driver.watch(begun, driver.ensure(begun), JobConsole(1), signals)
+    found, status = driver.watch(begun, JobConsole(1), signals)
     notice(f"sweep {begun.plan.name}: {found.counts}")
     return _shown(begun, found, status)._replace(complete=status == "FINISHED")
 

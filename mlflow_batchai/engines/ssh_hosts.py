@@ -271,6 +271,7 @@ def root_sentence(title: str, said: Answer) -> str:
 
 
 _ADDRESS_SENTENCES = {
+    "hangs": "it does not answer",
     "missing": "there is no such file share; make it, or correct share in the cluster document",
     "another": "what it finds at the control share's address is not what this machine has there; is there a proxy in between?",
     "read-only": "it may not write on the control share; give credentials that may",
@@ -282,6 +283,7 @@ def share_sentence(title: str, path: str, reason: str | None) -> str:
     if reason and path.startswith(("https://", "http://")):
         return f"{title}: {_ADDRESS_SENTENCES.get(reason, reason)} ({path})"
     sentences = {
+        "hangs": f"{title}: the share at its {path} hangs; see whether what serves it answers",
         "missing": f"{title}: there is no folder {path} there; mount the share, or say where it lies (shareOnNodes)",
         "another": f"{title}: its {path} is not the share that this machine has; mount the same one, or say where it lies"
         " (shareOnNodes)",

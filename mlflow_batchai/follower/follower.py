@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 from mlflow_batchai.agent import protocol
 from mlflow_batchai.errors import BatchAIError, JobChangedError, ShareError
-from mlflow_batchai.follower import detached
+from mlflow_batchai.follower import detached, notify
 from mlflow_batchai.follower.retries import NotHereError
 from mlflow_batchai.follower.supervisor import Supervisor
 from mlflow_batchai.job.jobs import Job, pause_after
@@ -138,6 +138,8 @@ class Follower:
         self._mlflow = stores.client_when_used(tracking)
         self._cancels = index.cancel_tags(tracking.address, job.plan.experiment_id)
         self._relay = Relay(job, self._mlflow, lease)
+        self._page = runs.page(tracking.uri, job.plan.experiment_id, job.plan.run_id) or ""
+        self._kept, self._say = kept or {}, log.say
         self._asked = self._waits = False
         self._next_round = 0.0
         self._next_tag = time.monotonic() + TAG_SECONDS
@@ -161,6 +163,8 @@ class Follower:
                 self._note(*self.supervisor.notes[self.job.attempt])
                 if state.next_attempt is None:
                     self._close(functools.partial(self._relay.finish, state))
+                    # Before ``keeping`` waits for nodes that can't be freed yet.
+                    notify.tell(self.job, self.job.attempt, state, self._page, self._kept.get("notify", {}), self._say)
                     return state
                 if state.retries_left is not None:
                     self._note(f"attempt {self.job.attempt} ended: {state.reason.partition(chr(10))[0]}")

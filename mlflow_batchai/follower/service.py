@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from mlflow_batchai.errors import BatchAIError, JobChangedError, JobNotTrustedError
-from mlflow_batchai.follower import detached, notify, service_client
+from mlflow_batchai.follower import detached, service_client
 from mlflow_batchai.follower.follower import follow
 from mlflow_batchai.follower.service_client import Key
 from mlflow_batchai.job.jobs import Job
@@ -173,9 +173,7 @@ class Service:
             if job.plan.run_id != run_id:
                 raise JobChangedError(f"the plan of job {job.name} is another run's; nothing was read from it")
             followed.lease = Lease(job)
-            if state := follow(job, self._tracking, followed.told, followed.lease, file):
-                page = runs.page(self._tracking.uri, job.plan.experiment_id, run_id)
-                notify.tell(job, followed.lease.attempt, state, page or "", followed.told.get("notify", {}), log.say)
+            follow(job, self._tracking, followed.told, followed.lease, file)
         except (JobChangedError, JobNotTrustedError) as error:
             # Who told us of it had trusted the plan: it is another one by now.
             log.say(f"{error}; the job is ended")

@@ -26,6 +26,9 @@ from mlflow_batchai.job.states import JobState
 from mlflow_batchai.tracking.retrying import LONGEST_WAIT_SECONDS, LogThrottle
 
 LEAVE_SECONDS = 10.0
+# Pauses before the nodes of a job that has ended are freed once more, where they could not be asked.
+FREE_AGAIN_SECONDS = (5.0, 10.0, 20.0, 40.0, 80.0, 160.0)
+LONGEST_FREEING_SECONDS = 900.0
 
 Result = TypeVar("Result")
 
@@ -75,13 +78,16 @@ class Supervisor:
     def keeping(self) -> Iterator[None]:
         """Run the thread during the block."""
         self._thread.start()
+        # A node that takes long to answer is not waited for: this thread ends when it has.
+        seconds = LEAVE_SECONDS
         try:
             yield
+            # The job has ended, and nobody else will free its nodes.
+            seconds = LONGEST_FREEING_SECONDS
         finally:
             self._leaving = True
             self._awake.set()
-            # A node that takes long to answer is not waited for: this thread ends when it has.
-            self._thread.join(LEAVE_SECONDS)
+            self._thread.join(seconds)
 
     def over(self, attempt: int, seconds: float) -> JobState | None:
         """The state that an attempt ended in, once its nodes are free; waits for that so long, then None.
@@ -157,6 +163,13 @@ class Supervisor:
                 self.end, self.ended = state, time.monotonic()
             self._over[self.job.attempt] = state
             self._changed.notify_all()
+        # An ``AbsentEngine``, which has no nodes, can't be asked later either.
+        if state.next_attempt is None and engine.node_limit:
+            for pause in FREE_AGAIN_SECONDS:
+                if not notes:
+                    break
+                time.sleep(pause)
+                notes = _freed(watch)
         return state
 
     def _bring(self, engine: Engine) -> bool:

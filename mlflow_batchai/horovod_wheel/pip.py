@@ -38,6 +38,8 @@ class Pip(NamedTuple):
         Raises:
             HorovodBuildError: pip failed; with the log's path and its last lines that speak of errors.
         """
+        # A signal that ends us waits until we know what we have started.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
         process = subprocess.Popen(
             [*self.command, "--no-input", "--disable-pip-version-check", *arguments],
             env=self.environment,
@@ -48,10 +50,12 @@ class Pip(NamedTuple):
             encoding="utf-8",
             errors="replace",
             start_new_session=True,
+            preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before),
         )
         with process, self.log.open("a", encoding="utf-8") as sink:
             assert process.stdout
             try:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
                 # ``write`` gives a number, which is true.
                 for text in progress_texts(line for line in process.stdout if sink.write(line)):
                     self.progress(text)

@@ -300,8 +300,8 @@ def main() -> None:
         sys.exit(1)
 
 
-def watch(sweep: Sweep, process: int | None, console: JobConsole, signals: Signals) -> tuple[Results, str]:
-    """Tell how the sweep's jobs end, until its run has ended; its results and the run's status.
+def watch(sweep: Sweep, console: JobConsole, signals: Signals) -> tuple[Results, str]:
+    """See that a sweep is driven, and tell how its jobs end, until its run has ended; its results and the run's status.
 
     Args:
         signals: the first Ctrl-C ends the sweep, or leaves it if signals don't cancel; other signals leave it.
@@ -314,6 +314,7 @@ def watch(sweep: Sweep, process: int | None, console: JobConsole, signals: Signa
     mlflow, plan = runs.client(sweep.tracking), sweep.plan
     seen = sweeps.look(mlflow, sweep)
     told, state, missed = set(seen.jobs) - seen.active, "", 0
+    process = ensure(sweep)
     if elsewhere := _driven_elsewhere(sweep, seen.tags):
         console.say(elsewhere)
 
@@ -322,7 +323,7 @@ def watch(sweep: Sweep, process: int | None, console: JobConsole, signals: Signa
         mlflow.set_tag(sweep.run_id, runs.TAG_CANCEL, "true")
 
     def step() -> bool:
-        nonlocal seen, state, missed
+        nonlocal seen, state, missed, process
         signals.check(cancel)
         seen = sweeps.look(mlflow, sweep)
         found = judge(plan, seen.jobs, protocol.now_ms())
@@ -336,6 +337,9 @@ def watch(sweep: Sweep, process: int | None, console: JobConsole, signals: Signa
         # Ours ends if another one has the lock, which may not have written its tag yet.
         is_driven = (process is not None and proc.start_time(process) is not None) or _is_driven(sweep, seen.tags)
         missed = 0 if is_driven else missed + 1
+        if missed > MOST_MISSED and process is None:
+            # Another process drove it when we came, and has ended since.
+            process, missed = ensure(sweep), 0
         if seen.status == "RUNNING" and missed > MOST_MISSED:
             raise JobError(
                 f"nobody drives sweep {plan.name} any more: {_last_line(_log(sweep))}; batchai sweep attach {plan.name}"

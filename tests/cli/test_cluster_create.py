@@ -114,6 +114,12 @@ def test_volumes(cli: Cli) -> None:
     assert cli.json("storage share list --account-name autostorage --query [].name") == ["batchaishare"]
 
 
+def test_a_mount_that_is_none(cli: Cli) -> None:
+    (cli.world.cwd / "odd.yaml").write_text("nodeSetup: {mountVolumes: {azureBlobFileSystems: [x]}}", encoding="utf-8")
+    said = cli("cluster create -n c -f odd.yaml --storage-account-name acc")
+    assert said.code == 1 and said.err.startswith("batchai: odd.yaml: nodeSetup.mountVolumes.azureBlobFileSystems[0] ")
+
+
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +14,10 @@ from loop_disk import loop_disk
 from node_world import Cluster, Job
 from stalling import Stalling
 from waiting import wait_for
+
+from mlflow_batchai.agent import place
+from mlflow_batchai.agent.api import host
+from mlflow_batchai.engines import machines, ssh_hosts
 
 LOSS_SECONDS = 3.0
 STALL_SECONDS = 3 * LOSS_SECONDS
@@ -59,3 +65,18 @@ def test_a_share_that_stalls(agents: Callable[..., Cluster], request: pytest.Fix
         assert [line[4:] for line in job.log("stdout.txt").splitlines() if line.startswith(f"[{rank}]")] == lines
     assert [report["body"]["step"] for report in reports] == [*range(STEPS), *range(STEPS)]
     assert job.records("dropped") == []
+
+
+def test_a_node_whose_share_hangs_says_so(stopped_server: Stalling, tmp_path: Path) -> None:
+    """Who sends a job there learns it in time, and does not take the node for one that is away."""
+    stopped_server.stall()
+    later = threading.Timer(2 * place.HANGS_SECONDS, stopped_server.go_on)
+    later.start()
+    asked = {"root": str(tmp_path / "root"), "share": str(stopped_server.place), "identity": "x", "python": sys.executable}
+    begun = time.monotonic()
+    said = host.answer("hello", asked)
+    later.cancel()
+    assert said["share"] == "hangs" and time.monotonic() - begun < machines.ASK_SECONDS
+    stopped_server.go_on()
+    assert host.answer("hello", asked)["share"] == "another"
+    assert ssh_hosts.share_sentence("node a", "/data", "hangs").startswith("node a: the share at its /data hangs; ")

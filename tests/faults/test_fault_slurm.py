@@ -106,16 +106,24 @@ def test_the_controller_is_away_for_a_minute(world: Any, cluster: SlurmDaemons, 
     world.wait(lambda: not cluster.ask("squeue", "-h"), what="Slurm's job of the first goes on")
 
 
-def test_the_first_node_is_lost(world: Any, cluster: SlurmDaemons, here: HereClient) -> None:
-    """Nobody is left on the nodes who could give the verdict: Slurm is believed."""
+@pytest.mark.parametrize("away", [False, True])
+def test_the_first_node_is_lost(world: Any, cluster: SlurmDaemons, here: HereClient, away: bool) -> None:
+    """Nobody is left on the nodes who could give the verdict: Slurm is believed. One that is away ends its job afterwards."""
     here.submit(world.project(WAITS, batchai=config(2)))
     run = running(world)
-    crash(cluster, shown(cluster, run, "%B"), agent(world, run, 0))
+    first, node = shown(cluster, run, "%B"), agent(world, run, 0)
+    if away:
+        cluster.kill("slurmctld")
+    crash(cluster, first, node)
     run = ended(world, run)
     reason = run.data.tags["batchai.reason"]
     assert (run.info.status, run.data.tags["batchai.errorCode"]) == ("FAILED", "NodeLost"), reason
     assert reason.startswith("node-0 was lost: it has not been heard of for ")
-    assert "has lost a node: of 2 it has 1 (n" in reason
+    assert (AWAY if away else "has lost a node: of 2 it has 1 (n") in reason
+    if away:
+        world.wait(lambda: AWAY in world.client.get_run(run.info.run_id).data.tags.get("batchai.notes", ""))
+        cluster.start("slurmctld")
+        world.wait(lambda: shown(cluster, run, "%T") not in ("", "RUNNING"), what="Slurm's job goes on")
     world.wait(lambda: not cluster.ask("squeue", "-h"), what="Slurm's job goes on")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -227,23 +228,30 @@ def test_ctrl_c_of_who_watches(store, mlflow, monkeypatch, cancels: bool, capsys
 
     monkeypatch.setattr(driver.time, "sleep", interrupt)
     if cancels:
-        found, status = driver.watch(sweep, None, JobConsole(1), signals)
+        found, status = driver.watch(sweep, JobConsole(1), signals)
         assert (found.counts, status) == ("1 terminated", "KILLED")
         assert "job toy-1 terminated, loss 0.5" in capsys.readouterr().err
     else:
         with pytest.raises(JobDetachedError, match="sweep toy goes on: batchai sweep attach toy"):
-            driver.watch(sweep, None, JobConsole(1), signals)
+            driver.watch(sweep, JobConsole(1), signals)
         assert runs.TAG_CANCEL not in mlflow.get_run(sweep.run_id).data.tags
 
 
-def test_who_watches_learns_that_nobody_drives_any_more(store, monkeypatch) -> None:
+def test_who_watches_starts_a_driver_once_where_the_other_was_dying(store, monkeypatch) -> None:
+    """One that ends as well has said why."""
     monkeypatch.setattr(driver, "LOOK_SECONDS", 0.01)
-    sweep = begin(store)
+    dying = subprocess.Popen(["sleep", "600"])
+    its = {**proc.identity(), "pid": dying.pid, "started": proc.start_time(dying.pid)}
+    sweep = begin(store, {sweeps.TAG_DRIVER: json.dumps(its)})
     log = driver._log(sweep)
     log.parent.mkdir(parents=True)
     log.write_text("batchai: a\nbatchai: the project has changed\n")
+    started: list[Any] = []
+    monkeypatch.setattr(spawning, "spawn", lambda *given: started.append(given) or dying.pid)
+    monkeypatch.setattr(driver.time, "sleep", lambda seconds: (dying.kill(), dying.wait()))
     with pytest.raises(JobError, match="nobody drives sweep toy any more: the project has changed; batchai sweep attach toy"):
-        driver.watch(sweep, None, JobConsole(1), Signals())
+        driver.watch(sweep, JobConsole(1), Signals())
+    assert len(started) == 1
 
 
 # Jobs that can't be started, and a store or a share that is away.

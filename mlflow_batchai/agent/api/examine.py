@@ -139,7 +139,8 @@ def offer(share: str, identity: str, path: str, sas: str | None = None) -> Answe
         except OSError as error:
             # Whatever the permissions say, a server may map this user to nobody.
             reason, why = _WRITE_REASONS.get(error.errno or 0, "failed"), error.strerror or str(error)
-    return {"trouble": reason, "why": why, "filesystem": "Azure Files" if is_web_address(share) else place.filesystem(share)}
+    found = "Azure Files" if is_web_address(share) else "" if reason == "hangs" else place.filesystem(share)
+    return {"trouble": reason, "why": why, "filesystem": found}
 
 
 def listen(token: str, interface: str | None, seconds: float) -> Answer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
@@ -33,6 +34,7 @@ class Launch:
         self._counts = counts
         self._check = check
         self._framework = frameworks.of(self._plan.framework)
+        self._server: Task | None = None
         self._slots = [slot for slot in ranks.slots_of(self._plan, counts) if slot.node == self._layout.node]
 
     def serve(self) -> tuple[str, int]:
@@ -45,24 +47,28 @@ class Launch:
         task = Task("rendezvous server", None, lambda task, stream, lines: said.append(lines) if stream == "out" else None)
         argv = [self._known.python, archive_path(), *arguments]
         self._runtime.start(task, argv, ranks.job_variables(self._layout, self._known), stdin=True, helper=True)
+        self._server = task
         until = time.monotonic() + RENDEZVOUS_SECONDS
-        while True:
+        while (port := _port(b"".join(said))) is None:
             self._runtime.pump(0.02)
-            port = _port(b"".join(said))
-            if port is not None:
-                return port
             self._check()
-            if task.status is not None or time.monotonic() > until:
-                self._runtime.drain([task])
-                sentence = task.tail[-1] if task.tail else "it said nothing"
-                container = self._plan.container
-                where = f" in the image {container.image}" if container else ""
-                raise Failure(
-                    protocol.RENDEZVOUS_FAILED,
-                    f"Horovod's rendezvous server did not start on node-0{where}: {sentence}",
-                    node=0,
-                    tail=list(task.tail),
-                )
+            self.check_server("did not start", until)
+        return port
+
+    def check_server(self, what: str = "has ended", until: float = math.inf) -> None:
+        """Raise Failure if Horovod's rendezvous server has ended, or it is too late for it."""
+        task = self._server
+        if task is None or (task.status is None and time.monotonic() <= until):
+            return
+        self._runtime.drain([task])
+        sentence = task.tail[-1] if task.tail else "it said nothing"
+        where = f" in the image {self._plan.container.image}" if self._plan.container else ""
+        raise Failure(
+            protocol.RENDEZVOUS_FAILED,
+            f"Horovod's rendezvous server {what} on node-0{where}: {sentence}",
+            node=0,
+            tail=list(task.tail),
+        )
 
     def start(self, rendezvous: Mapping[str, Any]) -> None:
         layout = self._layout

@@ -169,6 +169,7 @@ class Phases:
                 if time.monotonic() < until:
                     self.shipper.look()
                 self._wait_a_little()
+                launch.check_server()
             self.layout.attempt.write("rendezvous", self.layout.paths.rendezvous, [{"address": address, "port": port}])
 
     def _run_ranks(self, launch: Launch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,11 @@ exit 0
 """
 MUTE = """#!/bin/bash
 if [ "$2" = rendezvous ]; then echo 'Welcome to the image'; exit 3; fi
+exit 0
+"""
+
+SHORT_LIVED = """#!/bin/bash
+if [ "$2" = rendezvous ]; then echo '{"port": 7}'; sleep 0.5; echo 'no memory is left' >&2; exit 3; fi
 exit 0
 """
 
@@ -40,6 +46,18 @@ def test_a_server_that_does_not_start(cluster: Cluster, interpreter: Path) -> No
     verdict = cluster.submit("echo never", nodes=2, trainer=str(interpreter)).wait()
     assert verdict["errors"][0]["code"] == "RendezvousFailed"
     assert verdict["reason"].startswith("Horovod's rendezvous server did not start on node-0: Welcome to the image")
+
+
+def test_a_server_that_ends_while_another_node_prepares(cluster: Cluster, interpreter: Path) -> None:
+    """That is told at once: ranks would look for it in vain."""
+    interpreter.write_text(SHORT_LIVED)
+    slow = '[ "$BATCHAI_NODE" = 0 ] || sleep 30'
+    job = cluster.submit("echo never", nodes=2, trainer=str(interpreter), preparation=slow)
+    begun = time.monotonic()
+    verdict = job.wait()
+    assert verdict["errors"][0]["code"] == "RendezvousFailed" and time.monotonic() - begun < 25, job.said()
+    assert verdict["reason"].startswith("Horovod's rendezvous server has ended on node-0: no memory is left")
+    assert "never" not in job.log("stdout.txt")
 
 
 # What torch.distributed does with torchrun's variables: rank 0 listens, the others find it, and all hear of all.
