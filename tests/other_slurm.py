@@ -12,7 +12,9 @@ from pathlib import Path
 
 from debian_packages import LIBRARIES, tie, unpacked
 
-PACKAGES = ["slurmctld", "slurmd", "slurmdbd", "slurm-client", "slurm-wlm-basic-plugins", "slurm-wlm-mysql-plugin"]
+PROGRAMS = ["slurmctld", "slurmd", "slurmdbd", "slurm-client", "slurm-wlm-basic-plugins", "slurm-wlm-mysql-plugin"]
+# Those whose version matters, and one that this machine may lack.
+NEEDED = ["libhttp-parser2.9", "libhwloc15", "liblz4-1", "libreadline8t64", "libtinfo6"]
 PLUGINS = f"{LIBRARIES}/slurm-wlm"
 # Words: the folder, the plugins' in it, the command. What this machine has not got stays away.
 MOUNTS = """folder=$1 plugins=$2
@@ -35,11 +37,8 @@ def finish(made: Path, kept: Path) -> None:
 
 if __name__ == "__main__":
     suite, *command = sys.argv[1:]
-    # As those programs that change with them.
-    folder = unpacked(
-        f"slurm-{suite}",
-        suite,
-        [*PACKAGES, "libhttp-parser2.9", "libhwloc15", "liblz4-1", "libreadline8t64", "libtinfo6"],
-        finish,
-    )
+    try:
+        folder = unpacked(f"slurm-{suite}", suite, [*PROGRAMS, *NEEDED], finish)
+    except LookupError as error:
+        sys.exit(f"{error}")
     os.execvp("unshare", ["unshare", "--mount", "sh", "-c", MOUNTS, "sh", str(folder), PLUGINS, *command])
