@@ -64,8 +64,7 @@ def script_of(agent: Sequence[str], root: str, python: str, secrets: str, output
         secrets: the file that agents read. It is closed and removed before any of them runs; NFS would keep an open one.
         output: the file for what all print. Slurm itself would follow a link that somebody else has put there.
     """
-    printed = shlex.quote(output)
-    step, hidden = shlex.join(_STEP), shlex.quote(secrets)
+    step, hidden, printed = shlex.join(_STEP), shlex.quote(secrets), shlex.quote(output)
     return f"""#!/bin/bash
 # It runs twice: the second time in bash's login shell on this node, whatever the user's own shell is.
 if ! shopt -q login_shell; then
