@@ -1,13 +1,11 @@
 """An Apptainer of the tests' own, in the user's cache folder, and an image in a folder.
 
-Debian has it in sid alone: apt gets it and sid's C library from the mirror that this machine's apt uses anyway (8 s, 20 MB), and
-patchelf ties the two together, so that nothing of them is installed.
+Debian has it in sid alone (8 s, 20 MB).
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import subprocess
@@ -17,10 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from podman_engine import cache_folder, image_layer
+from debian_packages import LIBRARIES, tie, unpacked
+from podman_engine import image_layer
 
-KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
-LIBRARIES = "usr/lib/x86_64-linux-gnu"
 # Where a program that was moved looks for its folders.
 LINKS = {"usr/etc": "../etc", "usr/var": "../var", "usr/lib/etc": "../../etc", "usr/lib/var": "../../var"}
 
@@ -77,50 +74,17 @@ def apptainer() -> Iterator[Apptainer]:
 
 def _program() -> Path:
     """The program, got if this machine has none yet."""
-    cache = cache_folder()
-    kept = cache / "apptainer"
-    with (cache / "lock-apptainer").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not kept.exists():
-            with tempfile.TemporaryDirectory(dir=cache) as folder:
-                try:
-                    made = _get(Path(folder), kept)
-                except subprocess.CalledProcessError as error:
-                    pytest.skip(f"Apptainer can't be had here: {' '.join(error.cmd)}: {error.stderr.strip()}")
-                made.rename(kept)
-    return kept / "usr" / "bin" / "apptainer"
+    try:
+        return unpacked("apptainer", "sid", ["apptainer"], _finish) / "usr" / "bin" / "apptainer"
+    except LookupError as error:
+        pytest.skip(f"Apptainer can't be had here: {error}")
 
 
-def _get(folder: Path, kept: Path) -> Path:
-    """Unpack it in a folder, for its later place."""
-
-    def run(*argv: str) -> str:
-        return subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=True).stdout
-
-    shown = run("apt-get", "indextargets", "--format", "$(REPO_URI) $(ORIGIN) $(RELEASE)", "Created-By: Packages")
-    mirrors = [line.split()[0] for line in shown.splitlines() if line.split()[1:] and line.split()[1] == "Debian"]
-    mirrors = [mirror for mirror in mirrors if "security" not in mirror]
-    if not mirrors:
-        pytest.skip("this machine's apt knows no mirror of Debian")
-    (folder / "sources").write_text(f"deb [signed-by={KEYS}] {mirrors[0]} sid main\n")
-    options = [f"Dir::Etc::sourcelist={folder}/sources", "Dir::Etc::sourceparts=-", f"Dir::State::lists={folder}/lists"]
-    options += [f"Dir::Cache={folder}/cache", "Acquire::Languages=none", "APT::Sandbox::User=root"]
-    for name in ("lists/partial", "cache/archives/partial"):
-        (folder / name).mkdir(parents=True)
-    apt = ["apt-get", "-q", *(word for option in options for word in ("-o", option))]
-    run(*apt, "update")
-    run(*apt, "download", "apptainer", "libc6")
-    made = folder / "made"
-    for package in folder.glob("*.deb"):
-        run("dpkg-deb", "-x", str(package), str(made))
+def _finish(made: Path, kept: Path) -> None:
     for name, target in LINKS.items():
         (made / name).symlink_to(target)
-    libraries = kept / LIBRARIES
-    paths = f"{libraries}:/{LIBRARIES}:/lib/x86_64-linux-gnu"
     for program in ("usr/bin/apptainer", f"{LIBRARIES}/apptainer/bin/starter"):
-        interpreter = ["--set-interpreter", f"{libraries}/ld-linux-x86-64.so.2"]
-        run("patchelf", *interpreter, "--force-rpath", "--set-rpath", paths, str(made / program))
+        tie(made / program, kept)
     # A machine of tests may not give root all the rights that Apptainer would give a root in its container.
     settings = made / "etc" / "apptainer" / "apptainer.conf"
     settings.write_text(settings.read_text().replace("root default capabilities = full", "root default capabilities = no"))
-    return made

@@ -218,14 +218,15 @@ class SlurmDaemons:
             for process in [*step.children(recursive=True), step]:
                 process.kill()
 
-    def steps(self) -> list[psutil.Process]:
-        """The processes (slurmstepd) that run what was submitted; a slurmd that is killed leaves its own."""
-        # Its title stands where psutil looks for the environment.
-        own, found = f"SLURM_CONF={self.config}\0".encode(), []
+    def steps(self, node: str = "") -> list[psutil.Process]:
+        """The processes (slurmstepd) that run what was submitted, of a node or of all; a slurmd that is killed leaves its own."""
+        # Since 23.11 their title hides their environment. Each listens in its node's folder.
+        folder, found = self._root / (f"spool.{node}" if node else ""), []
         for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, OSError):
-                if process.name() == "slurmstepd" and own in Path(f"/proc/{process.pid}/environ").read_bytes():
-                    found.append(process)
+            with contextlib.suppress(psutil.Error):
+                if process.name() == "slurmstepd":
+                    sockets = [Path(str(one.laddr)) for one in process.net_connections("unix")]
+                    found += [process] * any(socket.is_relative_to(folder) for socket in sockets)
         return found
 
 

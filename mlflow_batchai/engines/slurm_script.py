@@ -64,8 +64,7 @@ def script_of(agent: Sequence[str], root: str, python: str, secrets: str, output
         secrets: the file that agents read. It is closed and removed before any of them runs; NFS would keep an open one.
         output: the file for what all print. Slurm itself would follow a link that somebody else has put there.
     """
-    printed = shlex.quote(output)
-    step, hidden = shlex.join(_STEP), shlex.quote(secrets)
+    step, hidden, printed = shlex.join(_STEP), shlex.quote(secrets), shlex.quote(output)
     return f"""#!/bin/bash
 # It runs twice: the second time in bash's login shell on this node, whatever the user's own shell is.
 if ! shopt -q login_shell; then
@@ -77,6 +76,7 @@ HOME=~ USER=$(id -un) LOGNAME=$(id -un) SHELL=$BASH exec bash -l "$0"
 fi
 # A profile may have set them: by -a agents would have the secrets in their environment, and -e would end this at a failed step.
 set +aeux
+echo 'its agents have said nothing'
 exec < {hidden} || exit 1
 [ -O /dev/stdin ] || exit 1
 told=$(cat)

@@ -125,6 +125,8 @@ def test_the_script_runs(tmp_path: Path) -> None:
     code, printed = run_script(tmp_path, "")
     assert code == 3 and f"\n{TOLD}ls: " in printed and "(deleted)" not in printed
     assert (tmp_path / "mine").read_text() == "mine"
+    # As of a job whose first node is lost.
+    assert last_words(printed.partition(TOLD)[0])[1] == "its agents have said nothing"
 
 
 def test_shell_options_of_a_profile_change_nothing(tmp_path: Path) -> None:
