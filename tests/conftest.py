@@ -16,6 +16,7 @@ from mlflow_server import MlflowServer
 from slow import SLOW
 from slurm_daemons import SlurmDaemons, slurm_daemons
 from sshd import SshNodes, ssh_nodes
+from torch_python import python_with_horovod, python_with_torch
 from world import World, argv, make_store
 
 from mlflow_batchai.storage import credentials
@@ -55,6 +56,18 @@ def agent_pyz(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from mlflow_batchai.engines import archive
 
     return archive.stored(tmp_path_factory.mktemp("agents"))
+
+
+@pytest.fixture(scope="session")
+def torch_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter with PyTorch for CPUs."""
+    return python_with_torch(tmp_path_factory.mktemp("torch") / "venv")
+
+
+@pytest.fixture(scope="session")
+def torch_horovod_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One that also has Horovod for its PyTorch."""
+    return python_with_horovod(tmp_path_factory.mktemp("torch-horovod") / "venv")
 
 
 @pytest.fixture(scope="module")

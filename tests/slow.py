@@ -23,6 +23,7 @@ SLOW = (
     "examples/",
     "faults/",
     "horovod_wheel/test_horovod_build.py::test_real_wheel",
+    "projects/test_cifar_on_gpu.py::test_torch_in_an_interpreter_that_has_it",
     "test_benchmarks.py",
     "test_docs.py::test_commands_run",
     "test_docs.py::test_python_example",
@@ -34,4 +35,5 @@ SLOW = (
     "training/test_report.py::test_the_keras_callback",
     "training/test_resume.py",
     "training/test_stock_torch.py",
+    "training/test_tensors.py",
 )

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,16 +15,10 @@ import pytest
 from example_text import commands
 from ssh_world import HereClient, describe, ended, on_servers
 from sshd import SshNodes
-from torch_python import torch_python
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pytorch"
 
 pytestmark = pytest.mark.timeout(600)
-
-
-@pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return torch_python(tmp_path_factory.mktemp("torch") / "venv")
 
 
 def train(world: Any, python: Path, number: int) -> Any:
@@ -42,19 +35,16 @@ def train(world: Any, python: Path, number: int) -> Any:
     return world.last
 
 
-def test_distributed_data_parallel(world: Any, python: Path) -> None:
-    run = train(world, python, 0)
+def test_distributed_data_parallel(world: Any, torch_python: Path) -> None:
+    run = train(world, torch_python, 0)
     (output,) = run.outputs.model_outputs
     model = world.client.get_logged_model(output.model_id)
     assert (model.name, str(model.status)) == ("resnet18", "READY")
 
 
-def test_stock_horovod(world: Any, python: Path) -> None:
-    if subprocess.run(
-        [python, "-c", "import horovod.torch as hvd; hvd.DistributedOptimizer"], capture_output=True, check=False
-    ).returncode:
-        pytest.skip("Horovod for PyTorch is not installed; BATCHAI_TEST_TORCH_PYTHON may name an interpreter that has it")
-    run = train(world, python, 1)
+@pytest.mark.timeout(1800)  # it may have to build Horovod
+def test_stock_horovod(world: Any, torch_horovod_python: Path) -> None:
+    run = train(world, torch_horovod_python, 1)
     assert [file.path for file in world.client.list_artifacts(run.info.run_id) if file.path.endswith(".pt")] == ["resnet18.pt"]
 
 
@@ -78,8 +68,8 @@ ENDLESS = """
 """
 
 
-def test_a_killed_rank_ends_the_job_over_ssh(world: Any, python: Path, ssh_servers: SshNodes, here: HereClient) -> None:
-    describe(world, on_servers(ssh_servers, world, range(2)), python=str(python))
+def test_a_killed_rank_ends_the_job_over_ssh(world: Any, torch_python: Path, ssh_servers: SshNodes, here: HereClient) -> None:
+    describe(world, on_servers(ssh_servers, world, range(2)), python=str(torch_python))
     settings = {"cluster": "nc6", "properties": {"nodeCount": 2, "pyTorchSettings": {"communicationBackend": "TCP"}}}
     run = here.submit(world.project(ENDLESS, batchai=json.dumps(settings)))
 

@@ -116,12 +116,16 @@ import torch
 mlflow.pytorch.autolog()
 with mlflow.start_run():
     mlflow.log_metric("loss", 0.5, step=0)
-    mlflow.pytorch.log_model(torch.nn.Linear(4, 3), name="net")
+    example = torch.ones(2, 4).numpy()
+    mlflow.pytorch.log_model(torch.nn.Linear(4, 3), name="net", input_example=example, pip_requirements=["torch"])
 """
 
 
-def test_pytorch(world):
-    pytest.importorskip("torch", reason="torch is not installed; mlflow.pytorch logs by the calls that are tested above")
+def test_pytorch(world, torch_python):
+    (world.home / "clusters").mkdir(parents=True)
+    (world.home / "clusters" / "local.yaml").write_text(
+        json.dumps({"engine": "local", "nodes": 1, "python": str(torch_python)})
+    )
     done = world.run(world.project(TORCH))
     assert done.returncode == 0, done.stderr
     (output,) = world.last.outputs.model_outputs

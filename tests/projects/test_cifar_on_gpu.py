@@ -1,6 +1,6 @@
 """The example's batches, by NumPy, torch and JAX, and that the latter have the distribution of those by NumPy. No GPU is needed."""
 
-import importlib
+import importlib.util
 import itertools
 import sys
 from pathlib import Path
@@ -8,13 +8,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from torch_python import run_tests
 
 PROJECT = Path(__file__).parents[2] / "projects" / "cifar_horovod"
 SETTINGS = {"batch_size": 8, "augment": True, "seed": 3, "rank": 1}
 MODULES = {"numpy": "images", "torch": "on_gpu", "jax": "on_jax"}
 
 
-@pytest.fixture(scope="module", params=MODULES)
+# Torch has a process of its own (the last test).
+@pytest.fixture(scope="module", params=[name for name in MODULES if name != "torch" or importlib.util.find_spec(name)])
 def project(request):
     """The modules that make batches, imported by their bare names as in the job's folder, and what differs between frameworks."""
     framework = pytest.importorskip(request.param)
@@ -102,3 +104,7 @@ def test_augmentation_is_distributed_as_numpys(project):
     images = {tuple(move): image for image, *move in zip(ours, *found[0], strict=True)}
     for image, *move in zip(project.images.augmented(pictures[:200], np.random.default_rng(1)), strict=False):
         assert np.array_equal(images[tuple(int(part[0]) for part in moves(image[None]))], image), move
+
+
+def test_torch_in_an_interpreter_that_has_it(torch_python, tmp_path):
+    run_tests(torch_python, tmp_path, __file__, "-k", "[torch]")

@@ -6,8 +6,6 @@ import os
 import subprocess
 from pathlib import Path
 
-from torch_python import torch_python
-
 from mlflow_batchai.training import guard
 
 ROOT = Path(__file__).parents[2]
@@ -65,14 +63,15 @@ print("off", train(1))
 """
 
 
-def test_weights_are_compared_after_steps(tmp_path: Path) -> None:
-    python = torch_python(tmp_path / "venv")
+def test_weights_are_compared_after_steps(torch_python: Path, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(guard.SITECUSTOMIZE)
     (tmp_path / "horovod").mkdir()
     (tmp_path / "horovod" / "__init__.py").touch()
     (tmp_path / "horovod" / "torch.py").write_text(HOROVOD)
     variables = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
-    done = subprocess.run([python, "-W", "error", "-c", SCRIPT], env=variables, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [torch_python, "-W", "error", "-c", SCRIPT], env=variables, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0 and not done.stderr, done.stderr
     same, joined, diverged, allowed, off = done.stdout.splitlines()
     assert (same, joined, allowed, off) == ("same 4", "joined 2", "allowed 1", "off 0")
