@@ -189,17 +189,12 @@ def freshen(root: str, path: str) -> None:
     lookupcache, acdirmin). Opening the folder has it ask the server (nfs(5): close-to-open). Elsewhere it costs microseconds.
     """
     with contextlib.suppress(OSError):  # whoever asks for the file meets it too
-        os.close(_fresh(root, parts_of(path)[:-1]))
-
-
-def _fresh(root: str, parts: list[str]) -> Descriptor:
-    try:
-        return _folder(root, parts, _LISTED)
-    except FileNotFoundError:
-        if not parts:
-            raise
-        with _fresh(root, parts[:-1]) as above:
-            return _step(above, parts[-1], _LISTED)
+        folder, missing = _deepest(root, parts_of(path)[:-1], _LISTED)
+        for part in missing:
+            with folder:
+                below = _step(folder, part, _LISTED)
+            folder = below
+        os.close(folder)
 
 
 def remove(root: str, path: str) -> None:
@@ -254,6 +249,14 @@ def _folder(root: str, parts: list[str], flags: int = _WAY) -> Descriptor:
     return folder
 
 
+def _deepest(root: str, parts: list[str], flags: int = _WAY) -> tuple[Descriptor, list[str]]:
+    """(the deepest folder of a way that is there, the parts behind it)."""
+    for there in range(len(parts), 0, -1):
+        with contextlib.suppress(FileNotFoundError):
+            return _folder(root, parts[:there], flags), parts[there:]
+    return _folder(root, [], flags), parts
+
+
 def _step(folder: int, name: str, flags: int = _WAY) -> Descriptor:
     try:
         return Descriptor(os.open(name, flags | os.O_NOFOLLOW, dir_fd=folder))
@@ -269,18 +272,11 @@ def _kind(status: os.stat_result) -> str:
 
 
 def _make(root: str, parts: list[str], made: Made, within: str) -> Descriptor:
-    with contextlib.suppress(FileNotFoundError):
-        return _folder(root, parts)
+    folder, missing = _deepest(root, parts)
     there = len(parts_of(within))
-    folder = Descriptor(os.open(root, _WAY))
-    for number, part in enumerate(parts):
+    for number, part in enumerate(missing, len(parts) - len(missing)):
         with folder:
-            try:
-                below = _step(folder, part)
-            except FileNotFoundError:
-                if number < there:
-                    raise
-                below = _made(folder, part, made)
+            below = _step(folder, part) if number < there else _made(folder, part, made)
         folder = below
     return folder
 
