@@ -5,7 +5,7 @@ it, by exec, with ``PROGRAM``. Pid, session, environment and log stay; the file 
 command line stands among the program's words. So whatever finds, polls, stops or ends agents finds this one.
 
 The program blocks on the lock of the reservation before its own, in a ``flock`` that dies with it, and looks around every
-``LOOK_SECONDS``. It runs the agent's command line again, by exec, when
+``LOOK_SECONDS``, after some looks every ``SELDOM_SECONDS``. It runs the agent's command line again, by exec, when
 
 * what stood in its way has ended, or the node takes jobs again,
 * a node of the job is taken, or the attempt has its verdict (``nodes`` or ``verdict`` in the attempt's folder),
@@ -13,7 +13,7 @@ The program blocks on the lock of the reservation before its own, in a ``flock``
 * it got a SIGTERM. Agents block that until they can act on it, and a signal that waits for that survives an exec. Some bashes
   let it through while they read: they send it to themselves once more.
 
-With every third look it makes the file of its heartbeats a byte longer, which was opened before: it writes to no path of the
+With every look it makes the file of its heartbeats a byte longer, which was opened before: it writes to no path of the
 share. What the agent was told on its standard input is kept in the program's memory, in no file, word or environment, and is
 the standard input of the next agent. All that comes from users is data to the program: it stands in its words.
 """
@@ -33,21 +33,22 @@ from typing import Any, Callable, NamedTuple
 from mlflow_batchai.agent import permissions
 from mlflow_batchai.agent.processes import proc
 
-# A person who ends a job waits for that.
-LOOK_SECONDS = 5.0
+# A person who ends a job waits for that; hundreds may wait for days.
+LOOK_SECONDS, SELDOM_SECONDS = 5.0, 15.0
 # A flock that ends within this time has nothing to wait for, or can't.
 SETTLE_SECONDS = 0.1
 OPTION = "--resumed="
 
 # Its words: the attempt's folder, the folder of requests or nothing, how many of these are known, ``Obstacle.path``,
-# descriptors of the flock's pipe and of the heartbeats, seconds between two looks, pid of the flock, the agent's command line.
+# descriptors of the flock's pipe and of the heartbeats, seconds between two looks at first and later, pid of the flock,
+# the agent's command line.
 # More than 128 is what read says of a time that is over. The folder of requests comes with the first: it is looked for in
 # its own folder, as in ``safeopen.freshen``.
 PROGRAM = r"""
 IFS= read -r told
 shopt -s nullglob
-attempt=$1 requests=$2 known=$3 stands=$4 gone=$5 beats=$6 seconds=$7 flock=$8 ended=
-shift 8
+attempt=$1 requests=$2 known=$3 stands=$4 gone=$5 beats=$6 seconds=$7 seldom=$8 flock=$9 ended=
+shift 9
 trap ended=yes TERM
 looks=0
 while [[ -e $stands ]]; do
@@ -57,7 +58,8 @@ while [[ -e $stands ]]; do
     (( ${#signs[@]} || ${#asked[@]} > known )) && break
     mapfile status </proc/self/status
     [[ $ended || ${status[*]} == *ShdPnd:$'\t'????????????[4567cdef]???* ]] && break
-    (( ++looks % 3 )) || { printf . >>"/proc/self/fd/$beats"; } 2>/dev/null
+    { printf . >>"/proc/self/fd/$beats"; } 2>/dev/null
+    (( ++looks > 6 )) && seconds=$seldom
     read -t "$seconds" -u "$gone"
     (( $? > 128 )) || { flock=; break; }
 done
@@ -139,6 +141,6 @@ def become(
         for descriptor in (gone, beats, *keep):
             os.set_inheritable(descriptor, True)
         os.dup2(telling, 0)
-        numbers = [gone, beats, LOOK_SECONDS, child.pid]
+        numbers = [gone, beats, LOOK_SECONDS, SELDOM_SECONDS, child.pid]
         words = [attempt, requests, str(known), obstacle.path, *map(str, numbers), sys.executable, *again, left]
         os.execv(bash, [bash, "-p", "-c", PROGRAM, "agent", *words])
