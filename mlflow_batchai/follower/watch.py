@@ -146,7 +146,8 @@ class Watch:
             return
         if snapshot.requests:
             self._asked_since = now if self._asked_since is None else self._asked_since
-            if not poll.started or now - self._asked_since > self._patience():
+            # Agents that sleep in a queue look for requests seldom, and none of their ranks runs.
+            if poll.state is PollState.QUEUED or now - self._asked_since > self._patience():
                 # Without a handle its submitter died before it had started every agent: those that came have been told.
                 try:
                     if self._handle:

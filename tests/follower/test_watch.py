@@ -121,6 +121,13 @@ def test_a_scheduler_that_is_away_says_nothing_of_a_job_that_waits(folder, asked
     assert check(60 + SILENCE_MARGIN_SECONDS + 4).error_code == "NodeSetupFailed"
 
 
+def test_a_job_that_waits_in_a_queue_of_agents_ends_at_once(scene):
+    made, world, _, check = scene(announced=False)
+    world.waiting = True
+    made.job.request_cancel("me", "")
+    assert check().run_status == "KILLED" and world.cancelled == 1
+
+
 def test_a_job_that_the_scheduler_has_stopped_for_a_while_goes_on(folder):
     made = folder()
     made.handle(1, "slurm")
