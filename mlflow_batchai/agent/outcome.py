@@ -140,9 +140,7 @@ def verdict(cause: Failure | None, stop: Stop | None, node: int = 0, attempt: in
     if stop and stop.kind == protocol.REQUEUE:
         return protocol.requeued_record(str(stop), by, attempt)
     if stop and stop.kind == protocol.CANCEL:
-        code = protocol.JOB_TERMINATED if stop.queued else protocol.JOB_TERMINATE
-        reason = f"terminated{(f' by {stop.by}' if stop.by else '')}{(f': {stop}' if str(stop) else '')}"
-        return protocol.verdict_record(protocol.FAILED, by, None, [protocol.error_record(code)], reason, terminated=True)
+        return protocol.terminated_record(by, not stop.queued, stop.by or "", str(stop))
     if cause:
         terminated = cause.code == protocol.JOB_TERMINATED
         return protocol.verdict_record(

@@ -143,6 +143,13 @@ def requeued_record(reason: str, by: str, attempt: int) -> Record:
     return verdict_record(QUEUED, by, reason=reason, next_attempt=attempt + 1)
 
 
+def terminated_record(by: str, running: bool, who: str = "", why: str = "") -> Record:
+    """The verdict on a job that a person (``who``) wanted ended, running or still queued."""
+    errors = [error_record(JOB_TERMINATE if running else JOB_TERMINATED)]
+    reason = f"terminated{f' by {who}' if who else ''}{f': {why}' if why else ''}"
+    return verdict_record(FAILED, by, errors=errors, reason=reason, terminated=True)
+
+
 def request_record(kind: str, attempt: int, who: str, why: str) -> Record:
     """The content of a request: what is asked of an attempt (``CANCEL`` or ``REQUEUE``), by whom and why."""
     return {"kind": kind, "attempt": attempt, "who": who, "why": why, "time": now_ms()}

@@ -21,7 +21,7 @@ from mlflow_batchai.follower.detached import Submitted
 from mlflow_batchai.follower.starting import attempt_fails_with_it, run_fails_with_it, start
 from mlflow_batchai.job.jobs import Job, pause_after
 from mlflow_batchai.job.lease import Lease
-from mlflow_batchai.job.states import JobState, terminated_verdict
+from mlflow_batchai.job.states import JobState
 from mlflow_batchai.plan.planning import WAITING_SECONDS
 from mlflow_batchai.plan.prepared import needs_of
 from mlflow_batchai.tracking import runs
@@ -111,7 +111,7 @@ def requeue(submitted: Submitted, cluster: Cluster, why: str, say: Callable[[str
     # Who asked for the job's end before he could see that there is a next attempt: see ``Job.request_cancel``. Looked for anew.
     wish = protocol.wish(before.afresh().requests(), before.attempt)
     if wish and wish["kind"] == protocol.CANCEL:
-        begun.claim_verdict(terminated_verdict(running=False, by="submitter"))
+        begun.claim_verdict(protocol.terminated_record("submitter", False, wish.get("who", ""), wish.get("why", "")))
         return False
     try:
         with attempt_fails_with_it(before.share, before.folder, begun.attempt):

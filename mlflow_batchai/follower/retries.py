@@ -24,7 +24,7 @@ from mlflow_batchai.follower.starting import start_agents
 from mlflow_batchai.follower.watch import Watch
 from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import LeaseLostError
-from mlflow_batchai.job.states import failed_verdict, terminated_verdict
+from mlflow_batchai.job.states import failed_verdict
 from mlflow_batchai.plan.planning import WAITING_SECONDS
 from mlflow_batchai.plan.prepared import needs_of
 
@@ -151,7 +151,7 @@ class Retries:
             self._fence(before, job, engine)
             self._start(before, job, left, state.reason)
         except _Cancelled:
-            job.claim_verdict(terminated_verdict(running=False, by=WRITER))
+            job.claim_verdict(protocol.terminated_record(WRITER, running=False))
         finally:
             self._say("")
 

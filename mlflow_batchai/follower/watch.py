@@ -12,7 +12,7 @@ from mlflow_batchai.engines import registry
 from mlflow_batchai.engines.base import Engine, Handle, Poll, PollState
 from mlflow_batchai.errors import ClusterError, ShareError
 from mlflow_batchai.job.jobs import Job
-from mlflow_batchai.job.states import Snapshot, failed_verdict, terminated_verdict, verdict_of_exits
+from mlflow_batchai.job.states import Snapshot, failed_verdict, verdict_of_exits
 
 # Beside what their ranks have between SIGTERM and SIGKILL.
 CANCEL_PATIENCE_SECONDS = 30.0
@@ -221,7 +221,8 @@ class Watch:
         if request.get("kind") == protocol.REQUEUE:
             self._claim(protocol.requeued_record(request["why"], WRITER, self._job.attempt), alone)
             return
-        self._claim(terminated_verdict(bool(snapshot.announces), WRITER), alone)
+        who, why = request.get("who", ""), request.get("why", "")
+        self._claim(protocol.terminated_record(WRITER, bool(snapshot.announces), who, why), alone)
 
     def _claim(self, verdict: protocol.Record, alone: bool) -> None:
         try:

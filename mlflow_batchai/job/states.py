@@ -137,9 +137,3 @@ def failed_verdict(code: str, sentence: str, by: str, terminated: bool = False) 
     """A verdict that a client gives when no agent can."""
     error = protocol.error_record(code, [("message", sentence)])
     return protocol.verdict_record(protocol.FAILED, by, errors=[error], reason=sentence, terminated=terminated)
-
-
-def terminated_verdict(running: bool, by: str) -> Record:
-    """The verdict on a job that a person wanted ended, running or still queued, likewise."""
-    code = protocol.JOB_TERMINATE if running else protocol.JOB_TERMINATED
-    return failed_verdict(code, "terminated", by, terminated=True)

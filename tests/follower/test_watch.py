@@ -125,7 +125,7 @@ def test_a_job_that_waits_in_a_queue_of_agents_ends_at_once(scene):
     made, world, _, check = scene(announced=False)
     world.waiting = True
     made.job.request_cancel("me", "")
-    assert check().run_status == "KILLED" and world.cancelled == 1
+    assert (check().reason, made.job.state().run_status, world.cancelled) == ("terminated by me", "KILLED", 1)
 
 
 def test_a_job_that_the_scheduler_has_stopped_for_a_while_goes_on(folder):
