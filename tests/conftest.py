@@ -34,10 +34,12 @@ settings.load_profile("batchai")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give the marker ``slow``."""
+    """Give the marker ``slow``, and time to whoever is the first to need PyTorch, which is downloaded and built for."""
     for item in items:
         if f"{item.path.relative_to(ROOT / 'tests')}::{item.name}".startswith(SLOW):
             item.add_marker("slow")
+        if {"torch_python", "torch_horovod_python"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.timeout(1800), append=False)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,7 +1,7 @@
 """Runs a command, such as pytest, for which this machine's Slurm is that of another Debian: ``other_slurm.py trixie COMMAND``.
 
 Its programs and plugins lie over those of this machine, in a mount namespace that ends with the command: jobs find them, too, by the
-PATH of a login shell. Debian's bookworm has Slurm 22.05, trixie 24.11, sid the newest.
+PATH of a login shell. Debian's bookworm has Slurm 22.05, trixie 24.11, sid the newest. As root.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ for file in "$folder"/usr/bin/s* "$folder"/usr/sbin/s*; do
     place=$(readlink -f "${file#"$folder"}")
     [ ! -e "$place" ] || mount --bind "$file" "$place" || exit
 done
+slurmctld -V >&2
 exec "$@"
 """
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 import uuid
+from concurrent.futures import Future
 from typing import Any, Callable
 
 from mlflow_batchai.agent import boot
@@ -117,19 +118,21 @@ def share_problem(share: str, identity: str, sas: str | None = None) -> str | No
     Returns:
         ``missing``, ``another``, ``read-only``, ``hangs``, or ``unreachable: `` and a sentence.
     """
-    found: list[str | None] = []
+    found: Future[str | None] = Future()
 
     def look() -> None:
         try:
             with contextlib.closing(open_control(share, sas, SHARE_SECONDS)) as control:
-                found.append(control.trouble(identity))
+                found.set_result(control.trouble(identity))
         except ControlError as error:
-            found.append(f"unreachable: {error}")
+            found.set_result(f"unreachable: {error}")
+        except Exception as error:  # for who waits
+            found.set_exception(error)
 
     looking = threading.Thread(target=look, name="share", daemon=True)
     looking.start()
     looking.join(HANGS_SECONDS)
-    return "hangs" if looking.is_alive() else found[0]
+    return found.result() if found.done() else "hangs"
 
 
 def filesystem(path: str) -> str:

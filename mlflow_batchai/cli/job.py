@@ -433,7 +433,7 @@ def logs(scope: Scope, name: str, follow: bool, rank: int | None, stderr: bool, 
     tail = streams.Tail(place.share, place.inside(file))
     show_text(streams.so_far(tail, ended), job.name)
     if not tail.position:
-        other = "" if stderr else "; --stderr shows standard error"
+        other = "" if stderr or not state.start_time else "; --stderr shows standard error"
         notice(f"job {job.name} has written nothing to {file}{'' if ended else ' yet'}{other}")
 
 

@@ -198,7 +198,7 @@ def outcome(submitted: Submitted, ended: JobState) -> None:
     if ended.execution_state == protocol.SUCCEEDED:
         return
     if ended.terminated:
-        raise JobFailedError(
-            f"job {submitted.job.name} was ended: {ended.reason or 'terminated'} (run {submitted.run_id} is KILLED)", None
-        )
+        reason = ended.reason or "terminated"
+        how = reason if reason.startswith("terminated") else f"ended: {reason}"
+        raise JobFailedError(f"job {submitted.job.name} was {how} (run {submitted.run_id} is KILLED)", None)
     raise JobFailedError(f"job {submitted.job.name} failed: {ended.reason}", ended.exit_code)

@@ -13,10 +13,10 @@ from mlflow_batchai.engines.machines import ASK_SECONDS, Answer, ShellCommand
 from mlflow_batchai.engines.shell.target import Target, ssh_command
 from mlflow_batchai.errors import ClusterError
 
-# A step that doesn't wait for the job's own; it gets nothing of our environment but what programs are found by.
+# A step that doesn't wait for the job's own.
 STEP = ("srun", "--overlap", "--nodes=1", "--ntasks=1", "--mpi=none", "--quiet")
 # What programs are found by in a job: a profile may say more before, or end the shell.
-_LOGIN = ("-u", "PATH", "bash", "-l", "-c", r'printf "\nbatchai-path %s %s\n" "$SLURMD_NODENAME" "$PATH"')
+_LOGIN = ("-u", "PATH", "sh", "-c", """bash -l -c 'printf "\\nbatchai-path %s %s\\n" "$SLURMD_NODENAME" "$PATH"'; true""")
 
 
 class Commands(NamedTuple):
@@ -58,7 +58,7 @@ class SlurmNode:
 
     def connect(self) -> Mapping[str, str]:
         started = time.monotonic()
-        name, _, path = self._run(_LOGIN).partition("\nbatchai-path ")[2].strip().partition(" ")
+        name, _, path = self._run(_LOGIN).partition("\nbatchai-path ")[2].partition("\n")[0].partition(" ")
         if not path:
             raise ClusterError(f"{self.title}: the login shell (bash -l) has said nothing: does ~/.bash_profile end it?")
         self._path = f"PATH={path}"

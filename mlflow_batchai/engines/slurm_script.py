@@ -76,12 +76,12 @@ HOME=~ USER=$(id -un) LOGNAME=$(id -un) SHELL=$BASH exec bash -l "$0"
 fi
 # A profile may have set them: by -a agents would have the secrets in their environment, and -e would end this at a failed step.
 set +aeux
-echo 'its agents have said nothing'
 exec < {hidden} || exit 1
-[ -O /dev/stdin ] || exit 1
+[ -O /dev/stdin ] || {{ echo "the file of secrets is another user's"; exit 1; }}
 told=$(cat)
 exec < /dev/null
 rm -f {hidden}
+echo 'its agents have said nothing'
 printf %s "$told" | {step} {shlex.join(agent)}
 code=$?
 timeout 60 {step} --input=none {shlex.join(tidy_of(root, python))}

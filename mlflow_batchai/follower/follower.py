@@ -77,7 +77,7 @@ def follow(
         except JobChangedError as error:
             with contextlib.suppress(BatchAIError):
                 detached.end_changed(tracking, job.plan.run_id, str(error))
-            with contextlib.suppress(ShareError):
+            with contextlib.suppress(BatchAIError):
                 # For those who watch it; nothing else of the job is obeyed or relayed.
                 verdict = failed_verdict(protocol.SHARE_FAILED, str(error), "follower")
                 if not follower.job.claim_verdict(verdict):
@@ -86,16 +86,17 @@ def follow(
             raise
         except NotHereError as error:
             log.say(f"job {job.name}: {error}")
-            lease.release(f"job {job.name}: {error}")
+            with contextlib.suppress(BatchAIError):
+                lease.release(f"job {job.name}: {error}")
             return None
         except GivenUpError as error:
             message = _final_message(job, error, follower.supervisor.end)
-            with contextlib.suppress(ShareError):
+            with contextlib.suppress(BatchAIError):
                 lease.release(message)
             raise GivenUpError(message) from error
         except Exception:
             # Its process may live on, for other jobs: another follower has this one at once.
-            with contextlib.suppress(ShareError):
+            with contextlib.suppress(BatchAIError):
                 lease.release("")
             raise
 
@@ -139,7 +140,7 @@ class Follower:
         self._cancels = index.cancel_tags(tracking.address, job.plan.experiment_id)
         self._relay = Relay(job, self._mlflow, lease)
         self._page = runs.page(tracking.uri, job.plan.experiment_id, job.plan.run_id) or ""
-        self._kept, self._say = kept or {}, log.say
+        self._kept, self._say = {} if kept is None else kept, log.say
         self._asked = self._waits = False
         self._next_round = 0.0
         self._next_tag = time.monotonic() + TAG_SECONDS

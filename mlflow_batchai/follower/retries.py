@@ -150,8 +150,8 @@ class Retries:
             self._pause(before, job)
             self._fence(before, job, engine)
             self._start(before, job, left, state.reason)
-        except _Cancelled:
-            job.claim_verdict(protocol.terminated_record(WRITER, running=False))
+        except _Cancelled as wanted:
+            job.claim_verdict(protocol.terminated_record(WRITER, False, wanted.who, wanted.why))
         finally:
             self._say("")
 
@@ -235,6 +235,10 @@ class Retries:
 class _Cancelled(Exception):
     """Somebody wants the job's end."""
 
+    def __init__(self, wish: protocol.Record) -> None:
+        super().__init__()
+        self.who, self.why = wish.get("who", ""), wish.get("why", "")
+
 
 def _is_over(job: Job) -> bool:
     state = job.state(ending=False)
@@ -245,7 +249,7 @@ def _look_for_cancel(before: Job, job: Job) -> None:
     for at in (before, job):
         wish = protocol.wish(at.requests(), at.attempt)
         if wish and wish["kind"] == protocol.CANCEL:
-            raise _Cancelled
+            raise _Cancelled(wish)
 
 
 def _is_free(before: Job, watch: Watch) -> bool:

@@ -71,7 +71,7 @@ class Supervisor:
         self._leaving = False
         self._over: dict[int, JobState] = {}
         self._broken: BaseException | None = None
-        self._retries = Retries(kept or {}, check, self._rest, self._wait_for)
+        self._retries = Retries({} if kept is None else kept, check, self._rest, self._wait_for)
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
 
     @contextlib.contextmanager
@@ -170,6 +170,7 @@ class Supervisor:
                     break
                 time.sleep(pause)
                 notes = _freed(watch)
+                self._log.say(notes[0] if notes else f"the nodes of job {self.job.name} are free now")
         return state
 
     def _bring(self, engine: Engine) -> bool:

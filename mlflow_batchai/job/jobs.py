@@ -389,7 +389,7 @@ class Job:
         return [record for _, record in sorted(self._requests.items()) if record.get("attempt", 1) == self.attempt]
 
     def request_cancel(self, who: str, why: str) -> None:
-        """Ask for the job's end; agents see it within a second, those whose looks cost requests within 6."""
+        """Ask for the job's end; agents see it within a second, those that look seldom within 16."""
         self._request(protocol.CANCEL, who, why)
         # Asked first, then looked: who begins the next attempt does it the other way round, so one of us sees the other.
         if (newest := self.newest()) != self.attempt:

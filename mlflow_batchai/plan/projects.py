@@ -275,6 +275,7 @@ def _ours(cluster: Cluster) -> list[Path]:
 
     Jobs that run change the store; and reading it drops the locks that other threads of this process hold on it.
     """
-    share, store = cluster.share.url, os.environ.get("MLFLOW_TRACKING_URI", "").partition("sqlite:///")[2].partition("?")[0]
+    share, uri = cluster.share.url, os.environ.get("MLFLOW_TRACKING_URI", "")
+    store = uri.partition(":///")[2].partition("?")[0] if uri.startswith("sqlite") else ""
     stores = [Path(store + ending) for ending in ("", "-journal", "-wal", "-shm") if store]
     return [home(), *stores, *([Path(unquote(urlsplit(share).path))] if share.startswith("file:") else [])]

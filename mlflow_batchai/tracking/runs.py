@@ -215,9 +215,9 @@ def _check_database(uri: str) -> Path | None:
         # The database itself is not opened here: closing any file of it drops the locks that this process's other threads hold
         # on it, and another process then writes into the middle of their change (https://sqlite.org/howtocorrupt.html, 2.2).
         if not path.exists():
-            tempfile.TemporaryFile(dir=path.parent).close()
+            tempfile.TemporaryFile(dir=path.resolve().parent).close()
         elif path.is_dir() or not os.access(path, os.W_OK):
-            raise OSError(None, "it is a folder" if path.is_dir() else "no permission")
+            raise OSError(None, "it is a folder" if path.is_dir() else "it is read-only for you")
     except OSError as error:
         raise UsageError(
             f"MLflow's store {path} can't be made or written ({error.strerror}); set MLFLOW_TRACKING_URI to another"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import re
 import socket
 import stat
 import time
@@ -46,6 +48,18 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
     """With a kernel that opens all of a way at once, and with one that doesn't know that call."""
     if request.param == "part by part":
         monkeypatch.setattr(safeopen, "OPENAT2", 100_000)
+
+
+def test_the_kernel_opens_a_way_at_once(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    if tuple(map(int, re.findall(r"\d+", platform.release())[:2])) < (5, 6):
+        pytest.skip("openat2 came with Linux 5.6")
+    opened, real = [], os.open
+    monkeypatch.setattr(os, "open", lambda path, *rest, **more: opened.append(path) or real(path, *rest, **more))
+    os.close(safeopen.open_folder(str(tmp_path), "a/b"))
+    assert opened == [str(tmp_path), *(["a", "b"] if "part by part" in request.node.name else [])]
 
 
 @pytest.fixture(params=ODD)

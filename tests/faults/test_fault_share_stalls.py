@@ -74,8 +74,10 @@ def test_a_node_whose_share_hangs_says_so(stopped_server: Stalling, tmp_path: Pa
     later.start()
     asked = {"root": str(tmp_path / "root"), "share": str(stopped_server.place), "identity": "x", "python": sys.executable}
     begun = time.monotonic()
-    said = host.answer("hello", asked)
-    later.cancel()
+    try:
+        said = host.answer("hello", asked)
+    finally:
+        later.cancel()
     assert said["share"] == "hangs" and time.monotonic() - begun < machines.ASK_SECONDS
     stopped_server.go_on()
     assert host.answer("hello", asked)["share"] == "another"

@@ -125,7 +125,16 @@ def test_a_job_that_waits_in_a_queue_of_agents_ends_at_once(scene):
     made, world, _, check = scene(announced=False)
     world.waiting = True
     made.job.request_cancel("me", "")
-    assert (check().reason, made.job.state().run_status, world.cancelled) == ("terminated by me", "KILLED", 1)
+    made.announce(0)
+    state = check()
+    assert (state.reason, state.error_code, world.cancelled) == ("terminated by me", "JobTerminated", 1)
+
+
+def test_a_poll_that_is_older_than_the_nodes_of_a_job_cuts_no_rank_short(scene):
+    made, world, _, check = scene(announced=True)
+    world.waiting = True
+    made.job.request_cancel("me", "")
+    assert not check().ended and not world.cancelled
 
 
 def test_a_job_that_the_scheduler_has_stopped_for_a_while_goes_on(folder):

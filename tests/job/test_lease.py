@@ -247,8 +247,9 @@ def test_heartbeats_go_on_when_the_users_key_can_be_read_again(folder, monkeypat
         other.symlink_to(file)
         real = home.readlink()
         other.replace(home)
-        asked.clear()
-        assert asked.wait(60)
+        for _ in range(2):  # the key is read after the first
+            asked.clear()
+            assert asked.wait(60)
         other.symlink_to(real)
         other.replace(home)
         before = lease(made).view().counter

@@ -11,11 +11,13 @@ import pytest
 
 JOBS, ROOT = Path(__file__).parent / "jobs", Path(__file__).parents[2]
 
-pytestmark = pytest.mark.timeout(1800)  # Horovod for torch may have to be built
-
 TOLERANCE = {"halves": 2e-3, "half precision": 2e-3, "accumulate, average": 2e-6}
 SAME = ["sgd", "rmsprop", "uneven steps", "none, global clip", "rows, clip", "accumulate, average", "loss scale"]
 SAME += ["half precision", "sum", "eager", "halves", "batch norm"]
+
+
+# Horovod for it may have to be built.
+TORCH = pytest.param("torch", marks=[pytest.mark.slow, pytest.mark.timeout(1800)])
 
 
 class Results:
@@ -31,7 +33,7 @@ class Results:
         return [[w[k] for k in sorted(w) if k.startswith(case + "/")] for w in self.weights]
 
 
-@pytest.fixture(scope="session", params=["tensorflow", pytest.param("torch", marks=pytest.mark.slow), "jax"])
+@pytest.fixture(scope="session", params=["tensorflow", TORCH, "jax"])
 def results(request, ranks, tmp_path_factory):
     # JAX's gradients go through the binding of TensorFlow, which ``ranks`` needs.
     python = request.getfixturevalue("torch_horovod_python") if request.param == "torch" else sys.executable

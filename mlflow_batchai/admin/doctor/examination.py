@@ -161,7 +161,9 @@ def _python(node: NodeCheck) -> Finding:
 def _share(job: JobCheck, node: NodeCheck) -> Finding:
     path = job.cluster.share_on_nodes
     try:
-        said = node.ask("offer", share=path, identity=job.identity, path=f"{job.folder}/{node.file}", sas=job.secret)
+        said = node.ask(
+            "offer", 2 * ASK_SECONDS, share=path, identity=job.identity, path=f"{job.folder}/{node.file}", sas=job.secret
+        )
     except ClusterError as error:
         said = {"trouble": "failed", "why": node.plain(error)}
     return findings.share(said, path, node.title)

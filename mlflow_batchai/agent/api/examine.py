@@ -129,7 +129,8 @@ def offer(share: str, identity: str, path: str, sas: str | None = None) -> Answe
 
     Returns:
         ``trouble``: None, or what ``place.share_problem`` says, or ``full``, or ``failed``; ``why``: what the system says of a
-        write that failed, else empty; ``filesystem`` (``nfs4``, ...; ``Azure Files`` for an address).
+        write that failed, else empty; ``filesystem`` (``nfs4``, ...; ``Azure Files`` for an address; empty if it
+        hangs).
     """
     reason, why = place.share_problem(share, identity, sas), ""
     if reason is None:

@@ -61,7 +61,7 @@ class Launch:
         if task is None or (task.status is None and time.monotonic() <= until):
             return
         self._runtime.drain([task])
-        sentence = task.tail[-1] if task.tail else "it said nothing"
+        sentence = task.tail[-1] if task.tail else "it said nothing" if task.status is None else self._runtime.how(task)
         where = f" in the image {self._plan.container.image}" if self._plan.container else ""
         raise Failure(
             protocol.RENDEZVOUS_FAILED,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -51,11 +50,10 @@ def test_a_server_that_does_not_start(cluster: Cluster, interpreter: Path) -> No
 def test_a_server_that_ends_while_another_node_prepares(cluster: Cluster, interpreter: Path) -> None:
     """That is told at once: ranks would look for it in vain."""
     interpreter.write_text(SHORT_LIVED)
-    slow = '[ "$BATCHAI_NODE" = 0 ] || sleep 30'
+    slow = '[ "$BATCHAI_NODE" = 0 ] || sleep 600'
     job = cluster.submit("echo never", nodes=2, trainer=str(interpreter), preparation=slow)
-    begun = time.monotonic()
     verdict = job.wait()
-    assert verdict["errors"][0]["code"] == "RendezvousFailed" and time.monotonic() - begun < 25, job.said()
+    assert verdict["errors"][0]["code"] == "RendezvousFailed", job.said()
     assert verdict["reason"].startswith("Horovod's rendezvous server has ended on node-0: no memory is left")
     assert "never" not in job.log("stdout.txt")
 

@@ -36,14 +36,19 @@ def kilobytes(pid: int) -> int:
 # Nobody waits for long.
 QUICK = """
 from mlflow_batchai.agent.reservation import waiter
-waiter.LOOK_SECONDS, agent.PLAN_SECONDS = 0.5, 1.0
+waiter.LOOK_SECONDS = waiter.SELDOM_SECONDS = 0.5
+agent.PLAN_SECONDS = 1.0
+"""
+SELDOM = """
+from mlflow_batchai.agent.reservation import waiter
+waiter.LOOK_SECONDS, waiter.SELDOM_SECONDS = 0.05, 600.0
 """
 
 
 @pytest.fixture(autouse=True)
 def _quick(request: pytest.FixtureRequest, cluster: Cluster) -> None:
     # Where the agents' real command line matters they have their real paces.
-    cluster.patch = "" if "its_turn" in request.node.name else QUICK
+    cluster.patch = SELDOM if "seldom" in request.node.name else "" if "its_turn" in request.node.name else QUICK
 
 
 @pytest.fixture
@@ -90,6 +95,16 @@ def test_it_is_small_and_found_like_an_agent_and_starts_when_its_turn_has_come(
     for file in cluster.folder.rglob("*"):
         if file.is_file() and not file.name.startswith("stdout") and file.suffix != ".jsonl":
             assert b"s3cret" not in file.read_bytes(), file
+
+
+def test_it_looks_seldom_later_and_still_sees_its_turn_at_once(waiting: tuple[Job, Job]) -> None:
+    first, second = waiting
+    beats = [(second.share / second.paths.events).parent / "board" / f"beats-agent-{node}" for node in (0, 1)]
+    wait_for(lambda: all(file.stat().st_size == 7 for file in beats), what=second.said)
+    time.sleep(1)
+    assert all(file.stat().st_size == 7 for file in beats)
+    release(first)
+    assert second.wait()["executionState"] == "succeeded", second.said()
 
 
 def test_a_cancel_is_heeded(waiting: tuple[Job, Job]) -> None:
