@@ -92,8 +92,9 @@ def test_the_script(tmp_path: Path) -> None:
     assert text.startswith("sbatch --parsable --exclusive") and "hush" not in text
     script = text.partition("<<'END'\n")[2].removesuffix("END")
     secrets = "/share/.batchai/slurm-me/batchai-a1b2-1"
-    opened = f"exec < {secrets} || exit 1\n[ -O /dev/stdin ] || exit 1\ntold=$(cat)\n"
-    assert f'{opened}exec < /dev/null\nrm -f {secrets}\nprintf %s "$told" | srun ' in script
+    opened, _, rest = script.partition(f"exec < {secrets} || exit 1\n[ -O /dev/stdin ] ||")[2].partition("\n")
+    assert opened.endswith("exit 1; }") and rest.startswith(f"told=$(cat)\nexec < /dev/null\nrm -f {secrets}\n")
+    assert 'printf %s "$told" | srun ' in rest
     assert "--kill-on-bad-exit=0" in script and "--no-kill" in script
     subprocess.run(["sh", "-n"], input=script, text=True, check=True)
     assert [command.node for command in shown] == [0, 1]

@@ -432,7 +432,7 @@ def test_a_job_that_waits_for_attach(following, monkeypatch, ahead):
     made.job.request_cancel("me", "")
     assert follow().terminated
     run = client.get_run(made.plan["runId"])
-    assert (run.info.status, run.data.tags["batchai.reason"]) == ("KILLED", "terminated")
+    assert (run.info.status, run.data.tags["batchai.reason"]) == ("KILLED", "terminated by me")
 
 
 @pytest.mark.parametrize("secrets", [{}, {"variables": {"TOKEN": "hush"}}])
