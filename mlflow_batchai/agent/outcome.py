@@ -140,7 +140,7 @@ def verdict(cause: Failure | None, stop: Stop | None, node: int = 0, attempt: in
     if stop and stop.kind == protocol.REQUEUE:
         return protocol.requeued_record(str(stop), by, attempt)
     if stop and stop.kind == protocol.CANCEL:
-        return protocol.terminated_record(by, not stop.queued, stop.by or "", str(stop))
+        return protocol.terminated_record(by, not stop.queued, {"who": stop.by, "why": str(stop)})
     if cause:
         terminated = cause.code == protocol.JOB_TERMINATED
         return protocol.verdict_record(

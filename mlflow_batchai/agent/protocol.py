@@ -143,8 +143,9 @@ def requeued_record(reason: str, by: str, attempt: int) -> Record:
     return verdict_record(QUEUED, by, reason=reason, next_attempt=attempt + 1)
 
 
-def terminated_record(by: str, running: bool, who: str = "", why: str = "") -> Record:
-    """The verdict on a job that a person (``who``) wanted ended, running or still queued."""
+def terminated_record(by: str, running: bool, wish: Record) -> Record:
+    """The verdict on a job, running or still queued, that a person wanted ended by a request (``who``, ``why``)."""
+    who, why = wish.get("who"), wish.get("why")
     errors = [error_record(JOB_TERMINATE if running else JOB_TERMINATED)]
     reason = f"terminated{f' by {who}' if who else ''}{f': {why}' if why else ''}"
     return verdict_record(FAILED, by, errors=errors, reason=reason, terminated=True)

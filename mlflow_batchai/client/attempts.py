@@ -111,7 +111,7 @@ def requeue(submitted: Submitted, cluster: Cluster, why: str, say: Callable[[str
     # Who asked for the job's end before he could see that there is a next attempt: see ``Job.request_cancel``. Looked for anew.
     wish = protocol.wish(before.afresh().requests(), before.attempt)
     if wish and wish["kind"] == protocol.CANCEL:
-        begun.claim_verdict(protocol.terminated_record("submitter", False, wish.get("who", ""), wish.get("why", "")))
+        begun.claim_verdict(protocol.terminated_record("submitter", running=False, wish=wish))
         return False
     try:
         with attempt_fails_with_it(before.share, before.folder, begun.attempt):

@@ -151,7 +151,7 @@ class Retries:
             self._fence(before, job, engine)
             self._start(before, job, left, state.reason)
         except _Cancelled as wanted:
-            job.claim_verdict(protocol.terminated_record(WRITER, False, wanted.who, wanted.why))
+            job.claim_verdict(protocol.terminated_record(WRITER, running=False, wish=wanted.wish))
         finally:
             self._say("")
 
@@ -237,7 +237,7 @@ class _Cancelled(Exception):
 
     def __init__(self, wish: protocol.Record) -> None:
         super().__init__()
-        self.who, self.why = wish.get("who", ""), wish.get("why", "")
+        self.wish = wish
 
 
 def _is_over(job: Job) -> bool:

@@ -146,8 +146,8 @@ class Watch:
             return
         if snapshot.requests:
             self._asked_since = now if self._asked_since is None else self._asked_since
-            # Agents that sleep in a queue look for requests seldom. No rank runs before every node is taken.
-            if (poll.state is PollState.QUEUED and not self._is_taken(snapshot)) or now - self._asked_since > self._patience():
+            # Agents that sleep in a queue look for requests seldom.
+            if (poll.state is PollState.QUEUED and not snapshot.is_taken) or now - self._asked_since > self._patience():
                 # Without a handle its submitter died before it had started every agent: those that came have been told.
                 try:
                     if self._handle:
@@ -221,11 +221,7 @@ class Watch:
         if request.get("kind") == protocol.REQUEUE:
             self._claim(protocol.requeued_record(request["why"], WRITER, self._job.attempt), alone)
             return
-        who, why = request.get("who", ""), request.get("why", "")
-        self._claim(protocol.terminated_record(WRITER, self._is_taken(snapshot), who, why), alone)
-
-    def _is_taken(self, snapshot: Snapshot) -> bool:
-        return len(snapshot.announces) == self._job.node_count
+        self._claim(protocol.terminated_record(WRITER, snapshot.is_taken, request), alone)
 
     def _claim(self, verdict: protocol.Record, alone: bool) -> None:
         try:

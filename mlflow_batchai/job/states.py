@@ -26,6 +26,11 @@ class Snapshot:
     requests: Sequence[Record] = ()
     verdict: Record | None = None
 
+    @property
+    def is_taken(self) -> bool:
+        """Whether every node of the job is taken: no rank runs before."""
+        return len(self.announces) >= self.node_count
+
 
 @dataclass(frozen=True)
 class JobState:
@@ -108,14 +113,14 @@ def fold(snapshot: Snapshot) -> JobState:
         return JobState(protocol.RUNNING, start_time=start)
     if cancelled:
         return JobState(protocol.TERMINATING, start_time=start)
-    if len(snapshot.announces) >= snapshot.node_count:
+    if snapshot.is_taken:
         return JobState(protocol.RUNNING, start_time=start)
     return JobState(protocol.QUEUED)
 
 
 def _start_time(snapshot: Snapshot, end: float | None = None) -> int | None:
     """When the last node was taken. A node whose clock is so fast that this lies behind the ``end`` plays no part."""
-    if len(snapshot.announces) < snapshot.node_count:
+    if not snapshot.is_taken:
         return None
     found = [record["time"] for record in snapshot.announces.values() if records.has(record, {"time": records.is_number})]
     times = [int(time) for time in found if end is None or time <= end]
