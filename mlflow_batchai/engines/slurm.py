@@ -58,6 +58,11 @@ KEPT_DAYS = 30
 # A job that has not started then never will: its secrets go.
 LONGEST_WAIT_DAYS = 90
 _MARK = re.compile(r"batchai-\w+-\d+")
+# What Slurm's commands say without a controller, or where it ends while they talk to it.
+_AWAY = re.compile(
+    r"ontact slurm controller|timed out|standby mode|missing socket|Zero Bytes were|endpoint is not connected|Broken pipe"
+    r"|(Message|Communication) \w+ failure|Connection (reset|refused)|No route to host|Network is unreachable"
+)
 
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 RUNNING = ("RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT", "SUSPENDED", "STOPPED")
@@ -539,7 +544,7 @@ class Slurm:
         if done.code == 127:
             remedy = "put Slurm's commands on its PATH" + ("" if self._document.login else ", or name a login node (login)")
             return ClusterError(f"{title}: there is no {argv[0]} on {where}; {remedy}")
-        if any(words in done.err for words in ("ontact slurm controller", "timed out", "Connection reset")):
+        if _AWAY.search(done.err):
             return ClusterError(f"{title}: Slurm's controller doesn't answer on {where} ({said}); try again when it does")
         if argv[0] in ("sbatch", "salloc"):
             asked = shlex.join([argv[0], *itertools.takewhile(lambda word: not word.startswith("--ntasks"), argv[2:])])

@@ -166,6 +166,7 @@ def test_no_step_runs_without_what_agents_are_told(tmp_path: Path) -> None:
         ("", "gone", "has ended, and Slurm remembers no more of it"),
         (Result(1, "", "slurm_load_jobs error: Invalid job id specified"), "gone", "remembers no more of it"),
         (Result(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"), "unknown", "try again"),
+        (Result(1, "", "slurm_load_jobs error: Transport endpoint is not connected"), "unknown", "try again"),
         (Result(127, "", "squeue: not found"), "unknown", "there is no squeue on this machine"),
     ],
 )
