@@ -19,7 +19,7 @@ from mlflow_batchai.follower.supervisor import Supervisor
 from mlflow_batchai.job.jobs import Job, pause_after
 from mlflow_batchai.job.lease import Lease, LeaseLostError, LeaseState
 from mlflow_batchai.job.states import JobState, failed_verdict
-from mlflow_batchai.tracking import index, runs, stores
+from mlflow_batchai.tracking import index, reading, runs, stores
 from mlflow_batchai.tracking.relay import Relay
 from mlflow_batchai.tracking.retrying import GivenUpError, LogThrottle, Result, RetryPolicy
 
@@ -137,6 +137,7 @@ class Follower:
         self._retry = RetryPolicy(seconds, log, lambda: self.supervisor.ended, self._note_error)
         # Not made yet: a database that is away is no reason to leave the nodes alone.
         self._mlflow = stores.client_when_used(tracking)
+        self._reading = reading.client(tracking)
         self._cancels = index.cancel_tags(tracking.address, job.plan.experiment_id)
         self._relay = Relay(job, self._mlflow, lease)
         self._page = runs.page(tracking.uri, job.plan.experiment_id, job.plan.run_id) or ""
@@ -189,7 +190,7 @@ class Follower:
         while True:
             if state := over(pause):
                 return state
-            begun, glimpse = time.monotonic(), self.job.glimpse()
+            begun, glimpse = time.monotonic(), self.job.glimpse() if self._waits else None
             self._persist(self._round, sleep=over, enough=lambda: over(0) is not None)
             pause = pause_after(time.monotonic() - begun, STEP_SECONDS)
             while self._waits and glimpse and time.monotonic() - begun < WAITING_STEP_SECONDS and self.job.glimpse() == glimpse:
@@ -228,7 +229,7 @@ class Follower:
             self._relay.outputs_when_whole()
         if not self._asked and time.monotonic() >= self._next_tag:
             self._next_tag = time.monotonic() + TAG_SECONDS
-            if self._cancels.wanted(self._mlflow, self.job.plan.run_id):
+            if self._cancels.wanted(self._reading, self.job.plan.run_id):
                 self.job.request_cancel("the run's tag batchai.cancel", "")
                 self._asked = True
 

@@ -38,7 +38,7 @@ START_SECONDS, ANSWER_SECONDS = 60.0, 10.0
 # The same where we only want to know whether it has a job.
 ASK_SECONDS = 2.0
 # For how long what processes have said of their jobs is good; where one of them is slow to answer, for longer.
-KNOWN_SECONDS, KNOWN_TIMES = 0.5, 10
+KNOWN_SECONDS, KNOWN_TIMES = 1.0, 10
 # Nobody holds the lock for longer, unless it was stopped.
 LOCK_SECONDS = 90.0
 LONGEST_MESSAGE = 16 << 20

@@ -21,6 +21,7 @@ from mlflow_batchai.tracking import runs
 from mlflow_batchai.tracking.runs import Tracking
 
 if TYPE_CHECKING:
+    import requests
     from mlflow.tracking import MlflowClient
 
 SECONDS = 30.0
@@ -102,6 +103,7 @@ class _Server:
     def __init__(self, tracking: Tracking) -> None:
         self._url = f"{tracking.address.rstrip('/')}/api/2.0/mlflow"
         self._known = {**os.environ, **tracking.environment}
+        self._session: requests.Session | None = None  # its connection stays for the next question
 
     def search_experiments(self, max_results: int, page_token: str | None = None) -> Page:
         answer = self._ask("experiments/search", {"max_results": max_results, "page_token": page_token})
@@ -125,11 +127,12 @@ class _Server:
         from requests.auth import HTTPBasicAuth
 
         known = self._known
+        self._session = self._session or requests.Session()
         user, password, token = (
             known.get(f"MLFLOW_TRACKING_{part}", "").encode() for part in ("USERNAME", "PASSWORD", "TOKEN")
         )
         is_basic = bool(user and password)
-        answer = requests.request(
+        answer = self._session.request(
             "GET" if body is None else "POST",
             f"{self._url}/{what}",
             json=body and {key: value for key, value in body.items() if value is not None},

@@ -13,6 +13,7 @@ from mlflow_batchai.agent.protocol import JobPaths, Record, TornFileError, decod
 from mlflow_batchai.agent.records import TornFiles
 
 MAX_PENDING_BYTES = 16 << 20
+TICK_SECONDS = 0.25
 
 # How far an attempt is on a node: how soon what others say has to be heard.
 QUEUED, GATHERING, STARTING, RUNNING, ENDING = "queued", "gathering", "starting", "running", "ending"
@@ -178,9 +179,11 @@ class Attempt(abc.ABC):
         flush_seconds: for how long records wait for more.
         linger_seconds: for how long those that nobody waits for do, at least, before they leave alone in place of a heartbeat.
         tells_sizes: whether the sizes of files cost next to nothing.
+        tick_seconds: how often our thread calls ``look``, reads, and writes what is due.
     """
 
     tells_sizes = False
+    tick_seconds = TICK_SECONDS
 
     heartbeat_seconds: float
     flush_seconds: float

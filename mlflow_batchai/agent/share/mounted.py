@@ -11,10 +11,12 @@ from collections.abc import Iterator, Sequence
 from mlflow_batchai.agent import permissions, protocol, safeopen
 from mlflow_batchai.agent.protocol import JobPaths, Record, identity_path
 from mlflow_batchai.agent.share import mountfiles
-from mlflow_batchai.agent.share.base import Attempt, ControlShare, Entry, LogFile, NotMountedError
+from mlflow_batchai.agent.share.base import RUNNING, TICK_SECONDS, Attempt, ControlShare, Entry, LogFile, NotMountedError
 
 HEARTBEAT_SECONDS = 5.0
 FLUSH_SECONDS = 0.5
+# While ranks run, what others say is waited for less: half of what an agent costs then is its looks at the share.
+RUNNING_TICK_SECONDS = 0.5
 REQUEST_ENDING = ".json"
 
 
@@ -197,6 +199,9 @@ class NamedFiles(Attempt):
     @property
     def longest_silence(self) -> float:
         return self.heartbeat_seconds
+
+    def pace(self, phase: str) -> None:
+        self.tick_seconds = RUNNING_TICK_SECONDS if phase == RUNNING else TICK_SECONDS
 
     def read(self, marker: str, path: str) -> Record | None:
         return self._share.read_closed(path)

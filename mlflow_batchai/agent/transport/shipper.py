@@ -32,7 +32,6 @@ MOST_AT_ONCE = 256
 # that crashes may lose what it has acknowledged (nfs(5): async), and somebody may remove a file.
 CHECK_SECONDS, RECENT_SECONDS = 5.0, 120.0
 MOST_KEPT, MOST_KEPT_BYTES = 2000, 8 << 20
-TICK_SECONDS = 0.25
 # Of output in one segment, and in one record: as JSON each byte may be six.
 MAX_SEGMENT_BYTES, MAX_LOG_BYTES = 768 << 10, protocol.LONGEST_LINE // 8
 # Of reports in one segment: as objects they take twenty times as much, here and where they are read.
@@ -305,7 +304,7 @@ class Shipper(threading.Thread):
 
     def _run(self) -> None:
         while True:
-            self._wake.wait(TICK_SECONDS)
+            self._wake.wait(self._layout.attempt.tick_seconds)
             self._wake.clear()
             if self._abandoned:
                 return
@@ -330,7 +329,7 @@ class Shipper(threading.Thread):
                     return
             self.error = unsent or unread or unwritten
             if self.error:
-                time.sleep(TICK_SECONDS)
+                time.sleep(self._layout.attempt.tick_seconds)
 
     @staticmethod
     def _attempt(step: Callable[[], None]) -> OSError | None:

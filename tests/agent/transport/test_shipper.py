@@ -19,6 +19,7 @@ from mlflow_batchai.agent import protocol
 from mlflow_batchai.agent.layout import NodeLayout
 from mlflow_batchai.agent.runtime import Runtime
 from mlflow_batchai.agent.share import base, mounted, mountfiles, sharefiles
+from mlflow_batchai.agent.share.base import Attempt
 from mlflow_batchai.agent.share.sharefiles import SegmentReader, SegmentReaders
 from mlflow_batchai.agent.transport import shipper
 from mlflow_batchai.agent.transport.shipper import Shipper
@@ -69,7 +70,7 @@ class Thread:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shipper, "TICK_SECONDS", 0.02)
+    monkeypatch.setattr(Attempt, "tick_seconds", 0.02)
     monkeypatch.setattr(mounted, "FLUSH_SECONDS", 0.05)
     monkeypatch.setattr(mounted, "HEARTBEAT_SECONDS", 60.0)
 
@@ -171,7 +172,7 @@ def test_several_ranks_have_their_own_files(make: Maker) -> None:
 
 
 def test_urgent_records_leave_at_once(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shipper, "TICK_SECONDS", 300.0)
+    monkeypatch.setattr(Attempt, "tick_seconds", 300.0)
     monkeypatch.setattr(mounted, "FLUSH_SECONDS", 300.0)
     thread = make()
     metric(thread, 1)
