@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 from mlflow_batchai.agent.plan import Artifacts, Condition, InputFile, MetricRule, Model, Rerun, StagedInput
 from mlflow_batchai.agent.protocol import digest
 from mlflow_batchai.cluster.clusters import Cluster
-from mlflow_batchai.config import home
+from mlflow_batchai.config import database_file, home
 from mlflow_batchai.documents.batchai import MOST_CODE_BYTES, BatchaiFile, ModelSettings
 from mlflow_batchai.documents.command import translate, variable_names
 from mlflow_batchai.documents.job import forbid_program
@@ -275,7 +275,6 @@ def _ours(cluster: Cluster) -> list[Path]:
 
     Jobs that run change the store; and reading it drops the locks that other threads of this process hold on it.
     """
-    share, uri = cluster.share.url, os.environ.get("MLFLOW_TRACKING_URI", "")
-    store = uri.partition(":///")[2].partition("?")[0] if uri.startswith("sqlite") else ""
-    stores = [Path(store + ending) for ending in ("", "-journal", "-wal", "-shm") if store]
+    share, store = cluster.share.url, database_file(os.environ.get("MLFLOW_TRACKING_URI", ""))
+    stores = [Path(store + ending) for ending in ("", "-journal", "-wal", "-shm")] if store else []
     return [home(), *stores, *([Path(unquote(urlsplit(share).path))] if share.startswith("file:") else [])]
