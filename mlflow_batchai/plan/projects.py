@@ -34,7 +34,7 @@ _SCRIPT = re.compile(r"\s*(?:python[\d.]*|bash|sh)\s+(?:-u\s+)?(?P<script>[\w.-]
 
 
 def choose_inputs(
-    values: Sequence[Value], variables: Mapping[str, str], stage: Collection[str], cwd: Path
+    values: Sequence[Value], variables: Mapping[str, str], stage: Collection[str], cwd: Path, skip: Collection[Path]
 ) -> tuple[list[StagedFile], list[StagedInput], dict[str, str]]:
     """Tell the parameters that have to be sent as files from the others.
 
@@ -42,6 +42,7 @@ def choose_inputs(
         variables: parameter -> variable that ranks find it in.
         stage: parameters that are sent if they name a file, and passed on as they are if not.
         cwd: where relative paths start from.
+        skip: files and folders that are not sent.
 
     Returns:
         (files to send, staged entries of the plan, variable -> value for the others).
@@ -61,9 +62,12 @@ def choose_inputs(
         if path is None:
             given[variable] = value.text
             continue
-        found = scan_input(path)
+        found = scan_input(path, skip)
         if not found:
-            raise ParameterError(f"parameter '{name}': the folder {path} holds no file")
+            raise ParameterError(
+                f"parameter '{name}': {path} holds no file to send; $BATCHAI_HOME, the control share and MLflow's store are"
+                " never sent"
+            )
         files += found
         entries = tuple(InputFile(file.path, file.sha256, file.size) for file in found)
         staged.append(StagedInput(name, variable, path.name, entries))
@@ -123,7 +127,7 @@ def prepare(
     if not properties.job_preparation:
         _check_script(project, entry.command)
     variables = variable_names(value.parameter.name for value in values)
-    inputs, staged, given = choose_inputs(values, variables, config.stage, cwd)
+    inputs, staged, given = choose_inputs(values, variables, config.stage, cwd, _ours(cluster))
     container, registry, notices = choose_container(project, properties, cluster.document, source)
     if container and env_manager not in (None, "local"):
         raise NotSupportedError(
@@ -271,10 +275,10 @@ def _check_script(project: MLProject, command: str) -> None:
 
 
 def _ours(cluster: Cluster) -> list[Path]:
-    """Folders of ours that a user may have put into his project, and a sqlite store of MLflow's.
+    """Folders of ours that a user may have put into his project or a parameter's folder, and a sqlite store of MLflow's.
 
     Jobs that run change the store; and reading it drops the locks that other threads of this process hold on it.
     """
-    share, store = cluster.share.url, database_file(os.environ.get("MLFLOW_TRACKING_URI", ""))
+    share, store = cluster.share.url, database_file(os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db")
     stores = [Path(store + ending) for ending in ("", "-journal", "-wal", "-shm")] if store else []
     return [home(), *stores, *([Path(unquote(urlsplit(share).path))] if share.startswith("file:") else [])]
