@@ -149,7 +149,7 @@ def of_network(location: AzureLocation, path: str, error: BaseException) -> Shar
     names = {type(cause).__name__ for cause in causes}
     if is_unknown_host(error):
         said = f"there is no host {host}; correct the account's name, or look at this machine's network"
-    elif "ProxyError" in names:
+    elif "ProxyError" in names or is_bad_proxy(error):
         said = f"the proxy that {scheme}_PROXY names can't be used; correct it"
     elif any(isinstance(cause, ssl.SSLError) for cause in causes) or "SSLError" in names:
         said = f"{host} has no certificate that is trusted here; REQUESTS_CA_BUNDLE names others"
@@ -170,6 +170,11 @@ def _where(location: AzureLocation, path: str) -> str:
 def is_unknown_host(error: BaseException) -> bool:
     """Whether a name could not be resolved: no retry makes that better soon."""
     return any(isinstance(cause, socket.gaierror) or type(cause).__name__ == "NameResolutionError" for cause in _causes(error))
+
+
+def is_bad_proxy(error: BaseException) -> bool:
+    """Whether the address of the proxy can't be read; those of accounts were."""
+    return any(type(cause).__name__ in ("InvalidProxyURL", "InvalidURL") for cause in _causes(error))
 
 
 def _causes(error: BaseException) -> list[BaseException]:
