@@ -144,7 +144,9 @@ def test_looking_into_nodes(
     (bin := world.root / "bin").mkdir()
     (bin / "python3").write_text("#!/bin/sh\nexit 1\n")
     (bin / "python3").chmod(0o755)
-    found = cli.json("doctor", "nc6", "-o", "json", PATH=f"{bin}:{world.environment['PATH']}")
+    (world.root / ".bash_profile").write_text('PATH="/opt/a,b:$PATH"\n')
+    search = {"PATH": f"{bin}:{world.environment['PATH']}", "HOME": str(world.root)}
+    found = cli.json("doctor", "nc6", "-o", "json", **search)
     checks = {check["name"]: check["text"] for check in found["checks"]}
     assert list(checks) == ["reachable", "python", "training", "GPUs", "share", "folder"] and found["ready"] == 1, checks
     assert checks["reachable"].startswith("Slurm gave n") and checks["GPUs"].startswith("1")
