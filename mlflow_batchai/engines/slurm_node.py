@@ -66,9 +66,8 @@ class SlurmNode:
 
     def ask(self, verb: str, timeout: float = ASK_SECONDS, **arguments: Any) -> Answer:
         asked = json.dumps({"verb": verb, "arguments": arguments}).encode() + b"\n"
-        answer = json.loads(
-            self._run([*self._path, *self._commands.serve], asked, timeout).partition(READY)[2].partition("\n")[2]
-        )
+        said = self._run([*self._path, *self._commands.serve], asked, timeout)
+        answer = json.loads(said.partition(READY)[2].partition("\n")[2])
         if "error" in answer:
             raise ClusterError(f"{self.title}: {answer['error']}")
         found: Answer = answer["ok"]
