@@ -85,6 +85,7 @@ def test_a_job_waits_for_its_nodes(world: Any, cluster: Any, here: HereClient, s
     assert show("job", "show", name)["reason"].endswith(", 1 of 1 in the queue")
     assert world.client.get_run(run.info.run_id).info.status == "SCHEDULED"
     shown = Cli(world).json("cluster", "show", "-n", "nc6")
+    assert (shown["currentNodeCount"], shown["scaleSettings"]) == (4, None)
     assert shown["nodeStateCounts"]["runningNodeCount"] == 4 and shown["allocationState"] == "steady"
     show("job", "terminate", name, "-y")
     assert ended(world, run).info.status == "KILLED"
