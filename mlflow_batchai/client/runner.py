@@ -54,12 +54,7 @@ def wait(
     check: Callable[[], None] = lambda: None,
     news: Callable[[str], None] = lambda sentence: None,
 ) -> JobState:
-    """Wait until the job's run is finished.
-
-    Args:
-        check: called at every look; what it raises ends the wait.
-        news: told the job's state, and each change of it until it has ended.
-    """
+    """Wait until the job's run is finished. ``check``: called at every look, may raise; ``news``: told each state."""
     patience, told = Patience(submitted.job, say), ""
     while True:
         with patience.trying():
@@ -67,8 +62,7 @@ def wait(
             if found.ended and Lease(submitted.job).finished():
                 return found
             check()
-            attempt = f" (attempt {submitted.job.attempt})" if submitted.job.attempt > 1 else ""
-            sentence = f"job {submitted.job.name} is {found.execution_state}{attempt}"
+            sentence = f"job {submitted.job.name} is {found.execution_state} (attempt {submitted.job.attempt})"
             if not found.ended and sentence != told:
                 told = sentence
                 news(told)

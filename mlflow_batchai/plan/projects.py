@@ -64,10 +64,7 @@ def choose_inputs(
             continue
         found = scan_input(path, skip)
         if not found:
-            raise ParameterError(
-                f"parameter '{name}': {path} holds no file to send; $BATCHAI_HOME, the control share and MLflow's store are"
-                " never sent"
-            )
+            raise ParameterError(f"parameter '{name}': {path} holds no file to send (MLflow's store is not sent)")
         files += found
         entries = tuple(InputFile(file.path, file.sha256, file.size) for file in found)
         staged.append(StagedInput(name, variable, path.name, entries))

@@ -218,7 +218,7 @@ def test_stream_follows_to_the_very_end(cli: Cli, ended: dict[str, Any]) -> None
 
 def test_wait_ends_with_the_job(ended: dict[str, Any]) -> None:
     (out, err), code = ended["wait"]
-    assert ended["told"] == "batchai: job toy-1 is running\n"
+    assert ended["told"] == "batchai: job toy-1 is running (attempt 1)\n"
     assert (code, out, err) == (0, "", "batchai: job toy-1 succeeded\n")
 
 
