@@ -51,7 +51,7 @@ class SlurmNode:
         # None: nothing of ours stays there that ``gc`` could remove, and no other node is to reach it.
         self.address: str | None = name or None
         self._commands, self._name, self._job, self._take = commands, name, job, take
-        self._path: list[str] = []
+        self._path = "PATH"
 
     def shown(self, arguments: list[str]) -> tuple[str, ...]:
         return tuple(arguments)
@@ -61,13 +61,13 @@ class SlurmNode:
         name, _, path = self._run(_LOGIN).partition("\nbatchai-path ")[2].partition("\n")[0].partition(" ")
         if not path:
             raise ClusterError(f"{self.title}: the login shell (bash -l) has said nothing: does ~/.bash_profile end it?")
-        self._path = [f"PATH={path}"]
+        # srun splits what is not quoted as a whole.
+        self._path = f"'PATH={path}'" if "," in path else f"PATH={path}"
         return {"reachable": f"Slurm gave {name} in {time.monotonic() - started:.1f} s"}
 
     def ask(self, verb: str, timeout: float = ASK_SECONDS, **arguments: Any) -> Answer:
         asked = json.dumps({"verb": verb, "arguments": arguments}).encode() + b"\n"
-        said = self._run([*self._path, *self._commands.serve], asked, timeout)
-        answer = json.loads(said.partition(READY)[2].partition("\n")[2])
+        answer = json.loads(self._run(self._commands.serve, asked, timeout).partition(READY)[2].partition("\n")[2])
         if "error" in answer:
             raise ClusterError(f"{self.title}: {answer['error']}")
         found: Answer = answer["ok"]
@@ -83,7 +83,7 @@ class SlurmNode:
     def close(self) -> None:
         if self._take and self._job:
             try:
-                self._run([*self._path, *self._commands.remove])
+                self._run(self._commands.remove)
             finally:
                 self._commands.ask(["scancel", str(self._job)])
                 self._job = None
@@ -91,13 +91,13 @@ class SlurmNode:
     def _run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float = ASK_SECONDS) -> str:
         if self._job is None and self._take:
             self._job = self._take()
-        # By ``env``: srun itself would look for the program where it runs, by its own PATH, and splits values at commas.
+        # By ``env``: srun itself would look for the program where it runs, by its own PATH.
         return self._commands.ask([*self._step(), "env", *argv], stdin, timeout)
 
     def _step(self) -> list[str]:
         return [
             *STEP,
-            "--export=HOME,LANG,TERM,PATH",
+            f"--export=HOME,LANG,TERM,{self._path}",
             f"--jobid={self._job}",
             *[f"--nodelist={self._name}"] * bool(self._name),
         ]
