@@ -1,4 +1,4 @@
-"""The client's folder ``$BATCHAI_HOME``, and defaults from its ``config.yaml`` and the environment."""
+"""The client's folder ``$BATCHAI_HOME``, defaults from its ``config.yaml`` and the environment, the file of a sqlite store."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import functools
 import hashlib
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -110,3 +111,9 @@ def default(name: str) -> str | None:
     found = settings()
     said: str | None = getattr(found.defaults, name) if found else None
     return said
+
+
+def database_file(uri: str) -> str | None:
+    """The file of a tracking store that is a sqlite database, as its address has it; None: it is another store."""
+    found = re.match(r"sqlite(?:\+\w+)?:///([^:?][^?]*)", uri)
+    return found[1] if found else None

@@ -213,7 +213,7 @@ def _awaited(control: ControlShare, path: str, what: str, digest: str | None, pa
             raise staging.SetupError(sentence)
         if time.monotonic() > until:
             raise staging.SetupError(
-                f"there is no {what} at {control.where(path)}; is that the share of the submitting machine?"
+                f"there is no {what} at {control.where(path)}: is that the submitting machine's share, or was the job removed?"
             )
         time.sleep(0.2)
 

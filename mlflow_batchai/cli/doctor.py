@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -36,18 +35,16 @@ def doctor(cluster: str | None) -> Result:
 
 
 def _examined(cluster: clusters.Cluster) -> list[Check]:
-    """All checks; on a terminal a line tells how many there are so far."""
-    told = itertools.count(1)
+    """All checks; each is told as it ends: on a terminal in one line that is drawn anew, elsewhere in a line of its own."""
+    is_terminal = sys.stderr.isatty()
 
-    is_shown = sys.stderr.isatty() and not is_quiet()
-
-    def tell() -> None:
-        if is_shown:
-            click.echo(f"\r{cluster.name}: {next(told)} checks", nl=False, err=True)
+    def tell(sentence: str) -> None:
+        if not is_quiet():
+            click.echo(f"\r\x1b[K{sentence}" if is_terminal else f"batchai: {sentence}", nl=not is_terminal, err=True)
 
     checks = examine(cluster, tell)
-    if is_shown:
-        click.echo("\r\x1b[K", nl=False, err=True)
+    if is_terminal:
+        tell("")
     # Not if it was interrupted: a connection is closed when its question has been answered.
     cluster.engine.close()
     return checks

@@ -14,6 +14,7 @@ from rich.filesize import decimal
 
 from mlflow_batchai.cli.options import ask, command, confirmed, notice, tracking
 from mlflow_batchai.cli.output import Column, render
+from mlflow_batchai.config import database_file
 from mlflow_batchai.errors import BatchAIError
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def _free(items: Sequence[Item]) -> list[dict[str, Any]]:
 def _deleted_runs() -> set[str]:
     """Ids of jobs' runs that were deleted, if there is a tracking store here; it is not made for that."""
     store = tracking()
-    path = store.uri.removeprefix("sqlite:///") if store.uri.startswith("sqlite:///") else store.uri
+    path = database_file(store.uri) or store.uri
     if "://" not in path and not Path(path).exists():
         return set()
     from mlflow_batchai.tracking import index, runs

@@ -266,7 +266,7 @@ def wait(scope: Scope, name: str, interval: int) -> None:
     found, run = _found(scope, name)
     if found is not None:
         detached.ensure_follower(found)
-        runner.outcome(found, runner.wait(found, notice))
+        runner.outcome(found, runner.wait(found, notice, news=notice))
         notice(f"job {found.job.name} succeeded")
         return
     known = jobview.summary(run)

@@ -110,8 +110,10 @@ class Noun(click.Group):
         known = self.list_commands(ctx)
         # A shell that completes a line wants no errors.
         if args and not args[0].startswith("-") and args[0] not in known and not ctx.resilient_parsing:
-            near = difflib.get_close_matches(args[0], known, 1)
-            meant = f" (did you mean '{near[0]}'?)" if near else ""
+            groups = {name: getattr(self.get_command(ctx, name), "commands", ()) for name in known}
+            near = [f"{name} {args[0]}" for name, verbs in groups.items() if args[0] in verbs]
+            near = near or difflib.get_close_matches(args[0], known, 1)
+            meant = f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
             raise click.UsageError(f"there is no command '{args[0]}' here{meant}; the commands are: {', '.join(known)}", ctx)
         return super().resolve_command(ctx, args)
 

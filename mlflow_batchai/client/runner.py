@@ -48,15 +48,24 @@ def user() -> str:
         return str(os.getuid())
 
 
-def wait(submitted: Submitted, say: Callable[[str], None], check: Callable[[], None] = lambda: None) -> JobState:
-    """Wait until the job's run is finished. ``check``: called at every look; what it raises ends the wait."""
-    patience = Patience(submitted.job, say)
+def wait(
+    submitted: Submitted,
+    say: Callable[[str], None],
+    check: Callable[[], None] = lambda: None,
+    news: Callable[[str], None] = lambda sentence: None,
+) -> JobState:
+    """Wait until the job's run is finished. ``check``: called at every look, may raise; ``news``: told each state."""
+    patience, told = Patience(submitted.job, say), ""
     while True:
         with patience.trying():
             found = state(submitted)
             if found.ended and Lease(submitted.job).finished():
                 return found
             check()
+            sentence = f"job {submitted.job.name} is {found.execution_state} (attempt {submitted.job.attempt})"
+            if not found.ended and sentence != told:
+                told = sentence
+                news(told)
             keep_follower(submitted)
         time.sleep(_look_seconds(submitted.job))
 

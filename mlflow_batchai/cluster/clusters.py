@@ -69,12 +69,12 @@ class Cluster:
     @property
     def on_this_machine(self) -> bool:
         """Whether its nodes are this machine: see ``engines.registry.EngineKind``."""
-        return _kind(self.document, self.name).on_this_machine
+        return registry.ENGINES[self.document.engine.value].on_this_machine
 
     @property
     def has_scheduler(self) -> bool:
         """Whether somebody else decides which jobs get its nodes: see ``engines.registry.EngineKind``."""
-        return _kind(self.document, self.name).has_scheduler
+        return registry.ENGINES[self.document.engine.value].has_scheduler
 
     @property
     def scalable(self) -> Scalable:
@@ -110,7 +110,7 @@ def load(name: str | None) -> tuple[Cluster, list[str]]:
     Raises:
         ClusterNotFoundError: no document of that name.
         DocumentError: the document is wrong.
-        NotSupportedError: its engine isn't built yet.
+        NotSupportedError: it has a key that isn't supported yet.
     """
     name = name or DEFAULT_CLUSTER
     path = records.document_path(name)
@@ -129,7 +129,7 @@ def load(name: str | None) -> tuple[Cluster, list[str]]:
 def make(name: str, document: ClusterDocument, path: Path, record: ClusterRecord | None) -> tuple[Cluster, list[str]]:
     """A cluster of a document, and warnings."""
     warnings: list[str] = []
-    kind = _kind(document, str(path))
+    kind = registry.ENGINES[document.engine.value]
     if unsupported := sorted(document.node_setup.model_fields_set - {"mount_volumes", "setup_task"}):
         key = key_of(type(document.node_setup), unsupported[0])
         raise NotSupportedError(f"{path}: nodeSetup.{key} is not supported yet; remove it")
@@ -163,10 +163,6 @@ def make(name: str, document: ClusterDocument, path: Path, record: ClusterRecord
         record,
     )
     return made, warnings
-
-
-def _kind(document: ClusterDocument, where: str) -> registry.EngineKind:
-    return registry.find(document.engine.value, where)
 
 
 _UNUSED = ("vm_size", "virtual_machine_configuration", "user_account_settings", "subnet")

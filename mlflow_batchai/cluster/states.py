@@ -35,7 +35,8 @@ def show(cluster: Cluster, census: Census, why: str = "") -> dict[str, Any]:
         "currentNodeCount": sum(counts.values()),
         "nodeStateCounts": counts,
         "errors": errors,
-        "scaleSettings": as_shown(cluster.scale),
+        # A scheduler knows how many nodes there are: the most that a job may have is no target.
+        "scaleSettings": as_shown(document.scale_settings if cluster.has_scheduler else cluster.scale),
         "vmSize": document.vm_size,
         "vmPriority": document.vm_priority,
         "virtualMachineConfiguration": as_shown(document.virtual_machine_configuration),

@@ -52,7 +52,6 @@ class Engine(str, Enum):
     LOCAL = "local"
     SSH = "ssh"
     SLURM = "slurm"
-    AZURE_BATCH = "azureBatch"
 
 
 class ManualScale(SpecModel):

@@ -222,18 +222,16 @@ class Hosts:
         return self.poll_all([handle])[0]
 
     def poll_all(self, handles: Sequence[Handle]) -> Sequence[Poll]:
-        reasons = [self._cant_ask(handle) for handle in handles]
-        said = self._poll_nodes([handle for handle, reason in zip(handles, reasons, strict=True) if not reason])
-        return [
-            unknown_poll(handle, reason) if reason else self._poll_of(handle, said)
-            for handle, reason in zip(handles, reasons, strict=True)
-        ]
+        said = self._poll_nodes([handle for handle in handles if not self._cant_ask(handle)])
+        return [self._poll_of(handle, said) for handle in handles]
 
     def _cant_ask(self, handle: Handle) -> str:
         """Why nothing can be said of a job's agents from here, or nothing."""
         return other_engine(handle, self.kind)
 
     def _poll_of(self, handle: Handle, said: Mapping[NodeKey, Mapping[int, Outcome]]) -> Poll:
+        if reason := self._cant_ask(handle):
+            return unknown_poll(handle, reason)
         silent = {entry["name"]: ClusterError(f"node {entry['name']} has not answered yet") for entry in handle["nodes"]}
         answers = [said[_key(entry)].get(handle["ticket"], silent[entry["name"]]) for entry in handle["nodes"]]
         gone = tuple(index for index, said in enumerate(answers) if isinstance(said, dict) and not said["alive"])

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlflow_batchai.errors import NotSupportedError
-
 if TYPE_CHECKING:
     from mlflow_batchai.documents.cluster import ClusterDocument
     from mlflow_batchai.engines.base import Engine
@@ -65,17 +63,3 @@ ENGINES = {
     "slurm": EngineKind("mlflow_batchai.engines.slurm", has_scheduler=True),
 }
 DEFAULT = "local"
-
-
-def find(name: str, where: str) -> EngineKind:
-    """An engine by its name.
-
-    Args:
-        where: what messages call the document.
-
-    Raises:
-        NotSupportedError: it isn't built yet.
-    """
-    if name not in ENGINES:
-        raise NotSupportedError(f"{where}: engine {name} is not supported yet; use engine: {' or '.join(ENGINES)}")
-    return ENGINES[name]

@@ -295,17 +295,15 @@ class Slurm:
         return self.poll_all([handle])[0]
 
     def poll_all(self, handles: Sequence[Handle]) -> Sequence[Poll]:
-        reasons = [other_engine(handle, KIND) for handle in handles]
         try:
-            known = self._known([handle["ticket"] for handle, reason in zip(handles, reasons, strict=True) if not reason])
+            known = self._known([handle["ticket"] for handle in handles if not other_engine(handle, KIND)])
         except ClusterError as error:
             return [unknown_poll(handle, str(error)) for handle in handles]
-        return [
-            unknown_poll(handle, reason) if reason else self._poll_of(handle, known.get(handle["ticket"]))
-            for handle, reason in zip(handles, reasons, strict=True)
-        ]
+        return [self._poll_of(handle, known.get(handle["ticket"])) for handle in handles]
 
     def _poll_of(self, handle: Handle, job: Queued | None) -> Poll:
+        if reason := other_engine(handle, KIND):
+            return unknown_poll(handle, reason)
         nodes = tuple(range(len(handle["nodes"])))
         title = f"Slurm job {handle['ticket']}"
         # Numbers may begin again.

@@ -61,7 +61,8 @@ class SlurmNode:
         name, _, path = self._run(_LOGIN).partition("\nbatchai-path ")[2].partition("\n")[0].partition(" ")
         if not path:
             raise ClusterError(f"{self.title}: the login shell (bash -l) has said nothing: does ~/.bash_profile end it?")
-        self._path = f"PATH={path}"
+        # srun splits what is not quoted as a whole.
+        self._path = f"'PATH={path}'" if "," in path else f"PATH={path}"
         return {"reachable": f"Slurm gave {name} in {time.monotonic() - started:.1f} s"}
 
     def ask(self, verb: str, timeout: float = ASK_SECONDS, **arguments: Any) -> Answer:

@@ -165,12 +165,15 @@ class Supervisor:
             self._changed.notify_all()
         # An ``AbsentEngine``, which has no nodes, can't be asked later either.
         if state.next_attempt is None and engine.node_limit:
+            if notes:
+                self._log.say(notes[0])
             for pause in FREE_AGAIN_SECONDS:
                 if not notes:
                     break
                 time.sleep(pause)
-                notes = _freed(watch)
-                self._log.say(notes[0] if notes else f"the nodes of job {self.job.name} are free now")
+                before, notes = notes, _freed(watch)
+                if notes != before:
+                    self._log.say(notes[0] if notes else f"the nodes of job {self.job.name} are free now")
         return state
 
     def _bring(self, engine: Engine) -> bool:

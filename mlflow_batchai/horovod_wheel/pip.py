@@ -39,37 +39,32 @@ class Pip(NamedTuple):
         Raises:
             HorovodBuildError: pip failed; with the log's path and its last lines that speak of errors.
         """
-        process: subprocess.Popen[str] | None = None
         with self.log.open("a", encoding="utf-8") as sink, contextlib.ExitStack() as stack:
             # A signal that ends us waits until we know what we have started.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
             try:
-                try:
-                    process = stack.enter_context(
-                        subprocess.Popen(
-                            [*self.command, "--no-input", "--disable-pip-version-check", *arguments],
-                            env=self.environment,
-                            cwd="/",  # a module in the current folder must not shadow pip's
-                            stdin=subprocess.DEVNULL,
-                            stdout=subprocess.PIPE,
-                            stderr=subprocess.STDOUT,
-                            encoding="utf-8",
-                            errors="replace",
-                            start_new_session=True,
-                            preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before),
-                        )
+                process = stack.enter_context(
+                    subprocess.Popen(
+                        [*self.command, "--no-input", "--disable-pip-version-check", *arguments],
+                        env=self.environment,
+                        cwd="/",  # a module in the current folder must not shadow pip's
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.STDOUT,
+                        encoding="utf-8",
+                        errors="replace",
+                        start_new_session=True,
+                        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before),
                     )
-                finally:
-                    signal.pthread_sigmask(signal.SIG_SETMASK, before)
-                assert process.stdout
-                # ``write`` gives a number, which is true.
-                for text in progress_texts(line for line in process.stdout if sink.write(line)):
-                    self.progress(text)
-            except BaseException:
-                if process:
-                    os.killpg(process.pid, signal.SIGKILL)  # compilers outlive pip otherwise
-                raise
-        assert process
+                )
+                # Compilers outlive pip otherwise.
+                stack.push(lambda kind, *_: os.killpg(process.pid, signal.SIGKILL) if kind else None)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            assert process.stdout
+            # ``write`` gives a number, which is true.
+            for text in progress_texts(line for line in process.stdout if sink.write(line)):
+                self.progress(text)
         if process.returncode:
             lines = error_lines(self.log.read_text(encoding="utf-8", errors="replace"))
             raise HorovodBuildError(

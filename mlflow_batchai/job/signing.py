@@ -176,7 +176,8 @@ def _write(keys: list[str], new: bool = False) -> None:
     mine = where.with_name(f"{where.name}.{secrets.token_hex(8)}")
     try:
         where.parent.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(os.open(mine, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+        # O_SYNC: no crash of the machine leaves an empty file under the key's name.
+        with os.fdopen(os.open(mine, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_SYNC, 0o600), "w", encoding="ascii") as file:
             file.write("".join(f"{key}\n" for key in keys))
         try:
             if new:

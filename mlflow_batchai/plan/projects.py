@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 from mlflow_batchai.agent.plan import Artifacts, Condition, InputFile, MetricRule, Model, Rerun, StagedInput
 from mlflow_batchai.agent.protocol import digest
 from mlflow_batchai.cluster.clusters import Cluster
-from mlflow_batchai.config import home
+from mlflow_batchai.config import database_file, home
 from mlflow_batchai.documents.batchai import MOST_CODE_BYTES, BatchaiFile, ModelSettings
 from mlflow_batchai.documents.command import translate, variable_names
 from mlflow_batchai.documents.job import forbid_program
@@ -34,7 +34,7 @@ _SCRIPT = re.compile(r"\s*(?:python[\d.]*|bash|sh)\s+(?:-u\s+)?(?P<script>[\w.-]
 
 
 def choose_inputs(
-    values: Sequence[Value], variables: Mapping[str, str], stage: Collection[str], cwd: Path
+    values: Sequence[Value], variables: Mapping[str, str], stage: Collection[str], cwd: Path, skip: Collection[Path]
 ) -> tuple[list[StagedFile], list[StagedInput], dict[str, str]]:
     """Tell the parameters that have to be sent as files from the others.
 
@@ -42,6 +42,7 @@ def choose_inputs(
         variables: parameter -> variable that ranks find it in.
         stage: parameters that are sent if they name a file, and passed on as they are if not.
         cwd: where relative paths start from.
+        skip: files and folders that are not sent.
 
     Returns:
         (files to send, staged entries of the plan, variable -> value for the others).
@@ -61,9 +62,9 @@ def choose_inputs(
         if path is None:
             given[variable] = value.text
             continue
-        found = scan_input(path)
+        found = scan_input(path, skip)
         if not found:
-            raise ParameterError(f"parameter '{name}': the folder {path} holds no file")
+            raise ParameterError(f"parameter '{name}': {path} holds no file to send (MLflow's store is not sent)")
         files += found
         entries = tuple(InputFile(file.path, file.sha256, file.size) for file in found)
         staged.append(StagedInput(name, variable, path.name, entries))
@@ -123,7 +124,7 @@ def prepare(
     if not properties.job_preparation:
         _check_script(project, entry.command)
     variables = variable_names(value.parameter.name for value in values)
-    inputs, staged, given = choose_inputs(values, variables, config.stage, cwd)
+    inputs, staged, given = choose_inputs(values, variables, config.stage, cwd, _ours(cluster))
     container, registry, notices = choose_container(project, properties, cluster.document, source)
     if container and env_manager not in (None, "local"):
         raise NotSupportedError(
@@ -271,11 +272,10 @@ def _check_script(project: MLProject, command: str) -> None:
 
 
 def _ours(cluster: Cluster) -> list[Path]:
-    """Folders of ours that a user may have put into his project, and a sqlite store of MLflow's.
+    """Folders of ours that a user may have put into his project or a parameter's folder, and a sqlite store of MLflow's.
 
     Jobs that run change the store; and reading it drops the locks that other threads of this process hold on it.
     """
-    share, uri = cluster.share.url, os.environ.get("MLFLOW_TRACKING_URI", "")
-    store = uri.partition(":///")[2].partition("?")[0] if uri.startswith("sqlite") else ""
-    stores = [Path(store + ending) for ending in ("", "-journal", "-wal", "-shm") if store]
+    share, store = cluster.share.url, database_file(os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db")
+    stores = [Path(store + ending) for ending in ("", "-journal", "-wal", "-shm")] if store else []
     return [home(), *stores, *([Path(unquote(urlsplit(share).path))] if share.startswith("file:") else [])]

@@ -22,7 +22,7 @@ from azure.core.pipeline.transport import RequestsTransport
 from azure.storage.fileshare import ExponentialRetry, ShareServiceClient, generate_file_sas, generate_share_sas
 
 from mlflow_batchai.errors import ShareError
-from mlflow_batchai.storage.azure_errors import ThrottledError, is_unknown_host, translated
+from mlflow_batchai.storage.azure_errors import ThrottledError, is_lasting, translated
 from mlflow_batchai.storage.credentials import NODE_PERMISSIONS, Credential
 from mlflow_batchai.storage.location import AzureLocation
 
@@ -55,7 +55,7 @@ class _Retries(ExponentialRetry):
         return {**super().configure_retries(request), "until": time.monotonic() + LONGEST_SECONDS}
 
     def increment(self, settings: dict[str, Any], request: Any, response: Any = None, error: Any = None) -> bool:
-        if isinstance(error, ClientAuthenticationError) or (error is not None and is_unknown_host(error)):
+        if isinstance(error, ClientAuthenticationError) or (error is not None and is_lasting(error)):
             return False
         return time.monotonic() < settings["until"] and bool(super().increment(settings, request, response, error))
 

@@ -147,10 +147,10 @@ def of_network(location: AzureLocation, path: str, error: BaseException) -> Shar
     host, scheme = address.netloc, address.scheme.upper()
     causes = list(_causes(error))
     names = {type(cause).__name__ for cause in causes}
-    if is_unknown_host(error):
-        said = f"there is no host {host}; correct the account's name, or look at this machine's network"
-    elif "ProxyError" in names:
+    if names & {"ProxyError", "InvalidProxyURL", "InvalidURL"}:
         said = f"the proxy that {scheme}_PROXY names can't be used; correct it"
+    elif is_lasting(error):
+        said = f"there is no host {host}; correct the account's name, or look at this machine's network"
     elif any(isinstance(cause, ssl.SSLError) for cause in causes) or "SSLError" in names:
         said = f"{host} has no certificate that is trusted here; REQUESTS_CA_BUNDLE names others"
     elif any(isinstance(cause, ConnectionRefusedError) for cause in causes):
@@ -167,9 +167,10 @@ def _where(location: AzureLocation, path: str) -> str:
     return f"share {location.url}: '{path}'" if path else f"share {location.url}"
 
 
-def is_unknown_host(error: BaseException) -> bool:
-    """Whether a name could not be resolved: no retry makes that better soon."""
-    return any(isinstance(cause, socket.gaierror) or type(cause).__name__ == "NameResolutionError" for cause in _causes(error))
+def is_lasting(error: BaseException) -> bool:
+    """Whether no retry makes it better soon: a name that could not be resolved, or a proxy's address that can't be read."""
+    kinds = (socket.gaierror, requests.exceptions.InvalidURL)
+    return any(isinstance(cause, kinds) or type(cause).__name__ == "NameResolutionError" for cause in _causes(error))
 
 
 def _causes(error: BaseException) -> list[BaseException]:

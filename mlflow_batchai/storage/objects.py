@@ -139,14 +139,17 @@ def _staged(root: Path, path: Path) -> StagedFile:
         raise ProjectError(f"'{relative}' of the project can't be read: {error.strerror}") from error
 
 
-def scan_input(path: Path) -> list[StagedFile]:
+def scan_input(path: Path, skip: Collection[Path] = ()) -> list[StagedFile]:
     """A parameter's file or folder, under its own name (links are followed, but not in circles).
+
+    Args:
+        skip: as of ``scan``; a file or folder that is one of these itself has no files.
 
     Raises:
         ProjectError: a file or folder of it can't be read.
     """
     try:
-        found = [path] if path.is_file() else sorted(_followed(path))
+        found = sorted(_followed(path, {path.resolve() for path in skip}))
         hashed = [(file, *hash_file(file)) for file in found]
         return [
             StagedFile(file.relative_to(path.parent).as_posix(), file, sha256, 0o644, size=size)
@@ -156,13 +159,15 @@ def scan_input(path: Path) -> list[StagedFile]:
         _unreadable(error)
 
 
-def _followed(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
-    real = folder.resolve()
-    for path in folder.iterdir() if real not in above else ():
-        if path.is_dir():
-            yield from _followed(path, (*above, real))
-        elif path.is_file():
-            yield path
+def _followed(path: Path, skip: Collection[Path], above: tuple[Path, ...] = ()) -> Iterator[Path]:
+    real = path.resolve()
+    if real in skip or real in above:
+        return
+    if path.is_dir():
+        for each in path.iterdir():
+            yield from _followed(each, skip, (*above, real))
+    elif path.is_file():
+        yield path
 
 
 def holds_any(share: Share) -> bool:

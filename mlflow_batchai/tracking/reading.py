@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote, urlencode
 
+from mlflow_batchai.config import database_file
 from mlflow_batchai.tracking import runs
 from mlflow_batchai.tracking.runs import Tracking
 
@@ -30,7 +31,6 @@ _MLFLOWS_OWN = (
     *("MLFLOW_TRACKING_AUTH", "MLFLOW_TRACKING_AWS_SIGV4", "MLFLOW_WORKSPACE", "MLFLOW_ENABLE_WORKSPACES"),
     "MLFLOW_TRACKING_INSECURE_TLS",
 )
-_SQLITE = "sqlite:///"
 _CONDITION = re.compile(
     r"(?:tags\.`(?P<tag>[^`]+)`|attributes\.(?P<attribute>\w+)) (?P<comparator>=|!=|LIKE) '(?P<value>[^']*)'"
 )
@@ -63,7 +63,7 @@ def default_uri() -> str | None:
         return uri
     path, has_files = Path("mlflow.db").absolute(), any(Path("mlruns").glob("*/meta.yaml"))
     # MLflow writes a path with blanks, say, in a way of its own.
-    return f"{_SQLITE}{path}" if path.is_file() and not has_files and quote(str(path)) == str(path) else None
+    return f"sqlite:///{path}" if path.is_file() and not has_files and quote(str(path)) == str(path) else None
 
 
 class _Client:
@@ -88,8 +88,8 @@ def _store(tracking: Tracking) -> _Server | _Database | None:
     uri = tracking.address
     if "?" in uri or any(os.environ.get(name) for name in _MLFLOWS_OWN):
         return None
-    if uri.startswith(_SQLITE):
-        return _Database(uri.removeprefix(_SQLITE))
+    if file := database_file(uri):
+        return _Database(file)
     if not uri.startswith(("http://", "https://")):
         return None
     # Its client finds a user and a password there; a user without a home has none.

@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import json
 import os
-import re
 import subprocess
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
@@ -19,6 +18,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 from mlflow_batchai import terminal
 from mlflow_batchai.agent.plan import Plan
 from mlflow_batchai.agent.protocol import QUEUED, digest
+from mlflow_batchai.config import database_file
 from mlflow_batchai.errors import UsageError
 from mlflow_batchai.job import signing
 
@@ -149,18 +149,15 @@ class Tracking:
         return self.environment["MLFLOW_TRACKING_URI"]
 
 
-_SQLITE = re.compile(r"(?P<scheme>sqlite(?:\+\w+)?:///)(?P<path>[^:].*)")
-
-
 def absolute(uri: str, cwd: Path) -> Tracking:
     """A tracking address that means the same from any folder.
 
     A server's user and password go into MLflow's variables for them, since MLflow's messages quote the address.
     """
     environment: dict[str, str] = {}
-    sqlite = _SQLITE.fullmatch(uri)
-    if sqlite:
-        uri = sqlite["scheme"] + str(cwd / sqlite["path"])
+    if database_file(uri):
+        scheme, slashes, path = uri.partition(":///")
+        uri = f"{scheme}{slashes}{cwd / path}"
     elif uri.startswith("file:") and not uri.startswith("file:/"):
         uri = (cwd / unquote(uri.removeprefix("file:"))).as_uri()
     elif ":" not in uri and uri not in ("databricks", "databricks-uc", "uc"):
@@ -208,9 +205,9 @@ def _check_database(uri: str) -> Path | None:
     Raises:
         UsageError: its folder isn't there or can't be written.
     """
-    if not uri.startswith("sqlite:///"):
+    if not (file := database_file(uri)):
         return None
-    path = Path(uri.removeprefix("sqlite:///").partition("?")[0])
+    path = Path(file)
     try:
         # The database itself is not opened here: closing any file of it drops the locks that this process's other threads hold
         # on it, and another process then writes into the middle of their change (https://sqlite.org/howtocorrupt.html, 2.2).

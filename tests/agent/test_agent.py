@@ -457,7 +457,8 @@ def ask_for_a_plan(agent_pyz: Path, tmp_path: Path, seconds: float, patch: str =
 def test_an_agent_without_a_plan_says_so(agent_pyz: Path, tmp_path: Path) -> None:
     done = ask_for_a_plan(agent_pyz, tmp_path, 0.3)
     assert done.returncode == 1
-    assert done.stderr == f"there is no plan at {tmp_path}/x/batchai/plan.json; is that the share of the submitting machine?\n"
+    why = "is that the submitting machine's share, or was the job removed?"
+    assert done.stderr == f"there is no plan at {tmp_path}/x/batchai/plan.json: {why}\n"
 
 
 def test_an_agent_waits_for_a_plan_that_is_seen_late(agent_pyz: Path, tmp_path: Path) -> None:

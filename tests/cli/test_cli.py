@@ -112,6 +112,7 @@ def test_quiet_leaves_notices_out_and_no_error(cli: Cli, line: str) -> None:
     assert cli("-q jbo").err.endswith(
         "there is no command 'jbo' here (did you mean 'job'?); the commands are: " + ", ".join(NOUNS) + "\n"
     )
+    assert "(did you mean 'job attach' or 'sweep attach'?)" in cli("attach digits-3f2a1c").err
 
 
 def test_quiet_uses_no_notice_up(cli: Cli) -> None:

@@ -132,7 +132,7 @@ def test_a_mount_that_is_none(cli: Cli) -> None:
         (("--setup-task", "x", "--setup-task-output", "y"), 1, "stdOutErrPathPrefix is 'y', which lies on no mounted volume"),
         (("--host", "a", "--share", "/", "--use-auto-storage"), 1, "--use-auto-storage made a storage account in Azure"),
         (("-f", "bad.json"), 1, "bad.json: properties.vmSise is not a known key; did you mean vmSize?"),
-        (("-f", "batch.yaml"), 1, "batch.yaml: engine azureBatch is not supported yet"),
+        (("-f", "batch.yaml"), 1, "batch.yaml: engine is 'azureBatch'; allowed: 'local', 'ssh', 'slurm'"),
         (("-k", "id"), 2, "--ssh-key is a private key, which is not kept; give the public one"),
         (("-k", "binary"), 2, "--ssh-key binary can't be read as a public key: "),
         (("-w", "nope"), 3, "there is no workspace 'nope'; the workspaces are: default"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,7 @@ from mlflow_batchai.cli import main as front_door
 BATCHAI = Path(sys.executable).parent / "batchai"
 # Of a cluster whose document does not ask for Apptainer.
 REMOTE = [name for name in CHECKS if name != "container"]
+TOLD = re.compile(rf"batchai: \S+: ({'|'.join(CHECKS)}) (ok|warning|failed)\n")
 LOCAL = [name for name in REMOTE if name not in ("host key", "network")]
 TRAINER = """#!/bin/sh
 echo "2026-01-01 a framework's notice" >&2
@@ -57,11 +59,14 @@ class Client:
         (self.home / "clusters" / "c.yaml").write_text(yaml.safe_dump(kept))
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
-        """(exit code, standard output, standard error) of ``batchai doctor``."""
+        """(exit code, standard output, standard error but for the ends of checks) of ``batchai doctor``."""
         self.monkeypatch.setattr(sys, "argv", ["batchai", "doctor", *arguments])
         with pytest.raises(SystemExit) as ended:
             front_door()
         out, err = self.capsys.readouterr()
+        lines = err.splitlines(keepends=True)
+        self.told = [line for line in lines if TOLD.fullmatch(line)]
+        err = "".join(line for line in lines if line not in self.told)
         assert not (self.share / ".batchai" / "doctor").exists() or not list((self.share / ".batchai" / "doctor").iterdir())
         return int(ended.value.code or 0), out, err
 
@@ -107,6 +112,7 @@ def _serves(process, root):
 def test_a_cluster_that_is_ready(ssh):
     code, out, err = ssh.run("c")
     assert (code, err) == (0, "")
+    assert sorted(ssh.told) == sorted(f"batchai: {server.address}: {name} ok\n" for server in ssh.servers for name in REMOTE)
     *lines, summary = out.splitlines()
     assert summary == "4 of 4 nodes are ready"
     assert [line for line in lines if not line.startswith("  ")] == [server.address for server in ssh.servers]
@@ -206,7 +212,7 @@ def test_the_local_cluster(client):
 def test_neither_mlflow_nor_paramiko_is_imported(client):
     client.document(nodes=1)
     code = (
-        "import sys; from mlflow_batchai.cli import main; sys.argv = ['batchai', 'doctor', 'c']\n"
+        "import sys; from mlflow_batchai.cli import main; sys.argv = ['batchai', 'doctor', 'c', '-q']\n"
         "try: main()\n"
         "finally: print(*({'mlflow', 'paramiko'} & set(sys.modules)), file=sys.stderr)"
     )
@@ -220,7 +226,7 @@ def test_colors_on_a_terminal_only_where_they_are_welcome(client, plain):
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", **({"NO_COLOR": "1"} if plain else {})}
     with os.fdopen(ours, "rb", 0) as terminal:
-        done = subprocess.run([BATCHAI, "doctor", "c"], env=environment, stdout=theirs, stderr=subprocess.PIPE)
+        done = subprocess.run([BATCHAI, "doctor", "c", "-q"], env=environment, stdout=theirs, stderr=subprocess.PIPE)
         os.close(theirs)
         out = terminal.read(65536).decode()
     assert (done.returncode, done.stderr) == (1, b"")

@@ -45,7 +45,7 @@ def job(cli: Cli, run, monkeypatch, tmp_path):
     made.state = lambda ending=True: made.current
     found = detached.Submitted(made, run.info.run_id, None)
 
-    def wait(found, say):
+    def wait(found, say, news=None):
         made.calls.append("wait")
         return made.ended
 
@@ -148,7 +148,7 @@ def test_a_job_without_a_folder_that_has_not_ended_is_an_error(cli, run, monkeyp
 
 
 def test_ctrl_c_leaves_a_job_that_is_waited_for(cli, job, monkeypatch):
-    def wait(found, say):
+    def wait(found, say, news):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(runner, "wait", wait)

@@ -72,6 +72,7 @@ def ended(cli: Cli) -> dict[str, Any]:
     following = Cli(cli.world)
     # In this process only one command at a time has standard output: one follows, `wait` is another process.
     waiting = cli.world.start([str(Path(cli.world.command("x")[0]).with_name("batchai")), "job", "wait", "-n", "toy-1"])
+    seen["told"] = waiting.stderr.readline()
     timer = threading.Timer(0.5, (outputs(cli.world) / "go").touch)
     timer.start()
     seen["stream"] = following("job", "file", "stream", "-j", "toy-1", "-f", "stdout-1.txt")
@@ -217,6 +218,7 @@ def test_stream_follows_to_the_very_end(cli: Cli, ended: dict[str, Any]) -> None
 
 def test_wait_ends_with_the_job(ended: dict[str, Any]) -> None:
     (out, err), code = ended["wait"]
+    assert ended["told"] == "batchai: job toy-1 is running (attempt 1)\n"
     assert (code, out, err) == (0, "", "batchai: job toy-1 succeeded\n")
 
 

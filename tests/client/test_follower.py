@@ -11,10 +11,10 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import (
     PERMISSION_DENIED,
 )
-from relay_world import EXPECTED, StoreClient, down, fill, history, up
+from relay_world import EXPECTED, Gone, StoreClient, down, fill, history, up
 from waiting import wait_for
 
-from mlflow_batchai.errors import ShareError
+from mlflow_batchai.errors import ClusterError, ShareError
 from mlflow_batchai.follower import detached, follower, supervisor
 from mlflow_batchai.job import lease as lease_module
 from mlflow_batchai.job.lease import Lease, LeaseState
@@ -173,6 +173,24 @@ def test_a_share_that_is_away_has_the_same_deadline(following, monkeypatch):
     monkeypatch.setattr(Lease, "acquire", away)
     with pytest.raises(GivenUpError, match="its share could not be used for"):
         follow()
+
+
+def test_nodes_that_cant_be_freed_are_told_of_once(following, monkeypatch, capsys):
+    made, _, follow = following
+    fill(made)
+    made.verdict()
+    monkeypatch.setattr(Gone, "node_limit", 1, raising=False)
+    fails = iter(["away"] * 3 + ["slow"] * 2)
+    monkeypatch.setattr(supervisor, "FREE_AGAIN_SECONDS", (0.0,) * 6)
+
+    def clean_up(watch):
+        if said := next(fails, None):
+            raise ClusterError(said)
+
+    monkeypatch.setattr(supervisor.Watch, "clean_up", clean_up)
+    assert follow().execution_state == "succeeded"
+    told = "".join(re.findall(r"away|slow|the nodes of job toy-0123 are free now", capsys.readouterr().err))
+    assert told == "awayslowthe nodes of job toy-0123 are free now"
 
 
 def test_what_nobody_expects_lets_go_of_the_job(following, monkeypatch):

@@ -68,7 +68,6 @@ def test_batch_ais_account_is_the_login(home):
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [
-        ("engine: azureBatch", NotSupportedError, "engine azureBatch is not supported yet; use engine: local or ssh or slurm"),
         (
             "nodeSetup: {performanceCountersSettings: {appInsightsReference: {component: {id: x}, instrumentationKey: y}}}",
             NotSupportedError,

@@ -28,13 +28,13 @@ def test_batch_ai_keys_stand_under_properties_or_at_the_top() -> None:
 
 
 def test_our_keys() -> None:
-    data = {"engine": "azurebatch", "nodes": 3, "share": "/mnt/control", "gpusPerNode": 0, "oversubscribe": True}
+    data = {"engine": "LOCAL", "nodes": 3, "share": "/mnt/control", "gpusPerNode": 0, "oversubscribe": True}
     document, _ = parse_cluster({**data, "properties": {"vmSize": "D1"}}, "gpu.yaml")
     ours = ClusterDocument(
-        engine=Engine.AZURE_BATCH, nodes=3, share="/mnt/control", gpus_per_node=0, oversubscribe=True, vm_size="D1"
+        engine=Engine.LOCAL, nodes=3, share="/mnt/control", gpus_per_node=0, oversubscribe=True, vm_size="D1"
     )
     assert document == ours
-    assert masked(document)["engine"] == "azureBatch"
+    assert masked(document)["engine"] == "local"
     assert ClusterDocument.local() == parse_cluster({}, "c.yaml")[0]
     assert ClusterDocument.local(nodes=5).nodes == 5
 

@@ -85,6 +85,7 @@ def test_a_job_waits_for_its_nodes(world: Any, cluster: Any, here: HereClient, s
     assert show("job", "show", name)["reason"].endswith(", 1 of 1 in the queue")
     assert world.client.get_run(run.info.run_id).info.status == "SCHEDULED"
     shown = Cli(world).json("cluster", "show", "-n", "nc6")
+    assert (shown["currentNodeCount"], shown["scaleSettings"]) == (4, None)
     assert shown["nodeStateCounts"]["runningNodeCount"] == 4 and shown["allocationState"] == "steady"
     show("job", "terminate", name, "-y")
     assert ended(world, run).info.status == "KILLED"
@@ -144,7 +145,9 @@ def test_looking_into_nodes(
     (bin := world.root / "bin").mkdir()
     (bin / "python3").write_text("#!/bin/sh\nexit 1\n")
     (bin / "python3").chmod(0o755)
-    found = cli.json("doctor", "nc6", "-o", "json", PATH=f"{bin}:{world.environment['PATH']}")
+    (world.root / ".bash_profile").write_text('PATH="/opt/a,b:$PATH"\n')
+    search = {"PATH": f"{bin}:{world.environment['PATH']}", "HOME": str(world.root)}
+    found = cli.json("doctor", "nc6", "-o", "json", **search)
     checks = {check["name"]: check["text"] for check in found["checks"]}
     assert list(checks) == ["reachable", "python", "training", "GPUs", "share", "folder"] and found["ready"] == 1, checks
     assert checks["reachable"].startswith("Slurm gave n") and checks["GPUs"].startswith("1")

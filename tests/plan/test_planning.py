@@ -109,17 +109,22 @@ def test_what_ignore_files_keep_back_is_told(desk, ignored, ours, warning):
     assert desk.prepare().warnings == ([warning] if warning else [])
 
 
-@pytest.mark.parametrize("address", ["sqlite:///{}", "sqlite:///../project/runs.db?timeout=9"])
-def test_a_store_in_the_project_is_not_read(desk, monkeypatch, address):
+@pytest.mark.parametrize("address", ["sqlite:///{}", "sqlite:///../project/runs.db?timeout=9", ""])
+def test_a_store_in_the_project_or_in_an_input_is_not_read(desk, monkeypatch, address):
     """Reading it would drop the locks of this process's other threads; and while jobs run it changes on its way."""
-    store = desk.project / "runs.db"
-    monkeypatch.chdir(desk.cwd)
+    store = desk.project / ("runs.db" if address else "mlflow.db")
+    monkeypatch.chdir(desk.cwd if address else desk.project)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address.format(store))
     with contextlib.closing(sqlite3.connect(store, isolation_level=None)) as writer:
         writer.execute("CREATE TABLE t (x)")
         writer.execute("BEGIN IMMEDIATE")
         writer.execute("INSERT INTO t VALUES (1)")
         assert {file.path for file in desk.prepare().code} == {"MLproject", "train.py"}
+        desk.parameters = "{data: path}"
+        inputs = desk.prepare(given={"data": str(desk.project)}).inputs
+        assert {file.path for file in inputs} == {"project/MLproject", "project/train.py"}
+        with pytest.raises(ParameterError, match="MLflow's store"):
+            desk.prepare(given={"data": str(store)})
         code = "import sqlite3, sys; sqlite3.connect(sys.argv[1], timeout=0).execute('BEGIN IMMEDIATE')"
         other = subprocess.run([sys.executable, "-c", code, store], capture_output=True, text=True, check=False)
     assert other.stderr.endswith("database is locked\n"), other.stderr

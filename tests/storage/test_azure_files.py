@@ -305,6 +305,17 @@ def test_a_host_that_nobody_knows_or_that_does_not_answer_is_said_at_once(monkey
     assert re.search(r"10\.0\.0\.5 does not answer in time; .*HTTP, port 80\)", str(silent))
 
 
+@pytest.mark.parametrize("proxy", ["http://me:secret@proxy:port", "http://"])
+def test_a_proxy_that_is_none_is_said_at_once(monkeypatch, proxy):
+    azure_client._service_client.cache_clear()
+    monkeypatch.setattr(credentials, "_remembered", {"acct": Credential(sas="sv=1&sp=r&sig=hush")})
+    monkeypatch.setenv("https_proxy", proxy)
+    began = time.monotonic()
+    text = refused(lambda: open_share("https://acct.file.core.windows.net/data").read("x"))
+    assert "the proxy that HTTPS_PROXY names can't be used" in text and "secret" not in text
+    assert time.monotonic() - began < 10
+
+
 def test_a_service_that_stays_busy(azure, opened, monkeypatch):
     share = opened()
     monkeypatch.setattr(azure_client, "LONGEST_SECONDS", 0.3)

@@ -44,13 +44,13 @@ class NodeCheck:
     """One node to check.
 
     Args:
-        tell: called after each check of it.
+        tell: called after each check of it, with its name and state in a few words.
 
     Attributes:
         answers: what it has said, by verb.
     """
 
-    def __init__(self, index: int, node: Node, tell: Callable[[], None]) -> None:
+    def __init__(self, index: int, node: Node, tell: Callable[[str], None]) -> None:
         machine = node.machine
         self.node = node
         self.file = f"node-{index}"
@@ -79,21 +79,21 @@ class NodeCheck:
 
     def tell(self, name: str, finding: Finding) -> None:
         self.found[name] = finding
-        self._tell()
+        self._tell(f"{self.name}: {name} {finding.state.value}")
 
     def plain(self, error: ClusterError | str) -> str:
         """A sentence of the engine without the node's name in front."""
         return str(error).removeprefix(f"{self.title}: ").removeprefix(f"{self.title} ({self.node.machine.address}): ")
 
 
-def examine(cluster: Cluster, tell: Callable[[], None] = lambda: None) -> list[Check]:
+def examine(cluster: Cluster, tell: Callable[[str], None]) -> list[Check]:
     """Examine all nodes; every wait is bounded.
 
     A node that can't be reached, or whose agent can't be run, has no further checks. Nodes of this machine have no checks of
     what lies between machines (host key, network).
 
     Args:
-        tell: called after each check, by several threads.
+        tell: called after each check, by several threads; as of ``NodeCheck``.
 
     Returns:
         All checks, in the order of nodes and of ``CHECKS``.

@@ -24,7 +24,7 @@ def open_control(share: str, sas: str | None = None, patience: float = PATIENCE_
         patience: seconds for which a request over the network is tried again.
 
     Raises:
-        ControlError: that is no address of a file share, or no SAS.
+        ControlError: that is no address of a file share, or no SAS, or https_proxy names no proxy.
     """
     if not is_web_address(share):
         return MountedShare(share)

@@ -80,7 +80,7 @@ class Wire:
         denied: whether we are not let in now, and since when.
 
     Raises:
-        ControlError: the address or the SAS is none.
+        ControlError: the address, the SAS or the proxy's address is none.
     """
 
     def __init__(self, address: str, sas: str | None, patience: float) -> None:
@@ -254,14 +254,17 @@ class Wire:
 
 
 def proxy_for(scheme: str, host: str) -> SplitResult | None:
-    """The proxy that the node's variables name for a host, as other programs heed them."""
+    """The proxy that the node's variables name for a host, as other programs heed them; ControlError if they name none."""
     named = getproxies().get("https", "")
     if scheme != "https" or not named or proxy_bypass(host):
         return None
     try:
-        return urlsplit(named if "//" in named else "http://" + named)
+        proxy = urlsplit(named if "//" in named else "http://" + named)
+        if proxy.hostname and proxy.port != 0:
+            return proxy
     except ValueError:
-        return None
+        pass
+    raise ControlError("https_proxy of this node names no proxy; write it as http://HOST:PORT")
 
 
 def _proxy_headers(proxy: SplitResult) -> dict[str, str]:

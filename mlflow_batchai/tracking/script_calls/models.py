@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -54,11 +55,11 @@ class ScriptModels:
         self._client = client
         self._job = job
         self._run_id = job.plan.run_id
-        self._described: dict[str, dict[str, Any]] = {model_id: dict(entry) for model_id, entry in memory.items()}
+        self._described: dict[str, dict[str, Any]] = copy.deepcopy(dict(memory))
 
     def remember(self) -> dict[str, Any]:
-        """The memory for a later process, as JSON."""
-        return {model_id: dict(entry) for model_id, entry in self._described.items()}
+        """The memory for a later process, as JSON; a copy: heartbeats write it again in a thread of their own."""
+        return copy.deepcopy(self._described)
 
     def take(self, body: Record) -> bool:
         """Note a record of a model; False if it is none."""

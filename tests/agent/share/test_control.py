@@ -445,3 +445,12 @@ def test_a_proxy_is_heeded(monkeypatch: pytest.MonkeyPatch, variables: dict[str,
         monkeypatch.setenv(name, value)
     proxy = wire.proxy_for("https", "acct.file.core.windows.net")
     assert (proxy and (proxy.hostname, proxy.port)) == found
+
+
+@pytest.mark.parametrize("address", ["http://secret@proxy:port", "http://[proxy", "http://proxy:65536", "http://"])
+def test_a_proxy_that_is_none_is_one_sentence(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    for name in ("HTTPS_PROXY", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("https_proxy", address)
+    with pytest.raises(ControlError, match=r"^https_proxy of this node names no proxy; write it as http://HOST:PORT$"):
+        open_control("https://acct.file.core.windows.net/share", "sv=1")
