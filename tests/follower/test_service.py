@@ -263,8 +263,9 @@ def test_a_job_that_is_told_of_while_its_thread_leaves_is_followed_once_more(sit
 
 
 def test_who_says_nothing_or_nonsense_is_not_waited_for(site, here, monkeypatch):
-    monkeypatch.setattr(service, "READ_SECONDS", 0.1)
-    monkeypatch.setattr(service, "follow", lambda *_: time.sleep(1.0))
+    released = threading.Event()
+    monkeypatch.setattr(service, "READ_SECONDS", 1.0)
+    monkeypatch.setattr(service, "follow", lambda *_: released.wait(60))
     service_client.follow(order("job"), dict(os.environ))
     (path,) = site.sockets()
     with service_client._connected(path, 5.0), service_client._connected(path, 5.0) as other:
@@ -272,6 +273,7 @@ def test_who_says_nothing_or_nonsense_is_not_waited_for(site, here, monkeypatch)
         other.shutdown(socket.SHUT_WR)
         assert other.recv(1) == b""
         assert not service_client.follow(order("job"), dict(os.environ)).news
+    released.set()
 
 
 def test_sockets_of_dead_processes_are_removed(site, here, monkeypatch):
