@@ -74,7 +74,8 @@ class Site:
         return list((self.home / "followers").glob("*.sock"))
 
     def kill(self, pid: int) -> None:
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+            os.kill(pid, signal.SIGKILL)
         wait_for(lambda: not psutil.pid_exists(pid))
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from mlflow_batchai.errors import BatchAIError, JobError, JobFailedError, ShareE
 from mlflow_batchai.follower import detached, retries
 from mlflow_batchai.follower.credentials import check_here, for_next_attempt
 from mlflow_batchai.follower.detached import Submitted
-from mlflow_batchai.follower.starting import attempt_fails_with_it, run_fails_with_it, start
+from mlflow_batchai.follower.starting import attempt_fails_with_it, start
 from mlflow_batchai.job.jobs import Job, pause_after
 from mlflow_batchai.job.lease import Lease
 from mlflow_batchai.job.states import JobState
@@ -71,7 +71,7 @@ def retry(submitted: Submitted, cluster: Cluster, say: Callable[[str], None]) ->
     if begun is None:
         raise JobError(f"somebody else retries job {job.name} just now; see it with: batchai job show {job.name}")
     submitted.job = begun
-    with run_fails_with_it(submitted.tracking, submitted.run_id), attempt_fails_with_it(job.share, job.folder, begun.attempt):
+    with runs.fails_with_it(mlflow, submitted.run_id), attempt_fails_with_it(job.share, job.folder, begun.attempt):
         runs.begin_attempt(mlflow, submitted.run_id, begun.attempt)
         # It was meant for the attempt that it ended.
         runs.forget(mlflow, submitted.run_id, [runs.TAG_CANCEL])

@@ -33,7 +33,7 @@ from mlflow_batchai.documents.reading import read_text
 from mlflow_batchai.errors import DocumentError, ProjectError, UsageError
 from mlflow_batchai.follower import notify
 from mlflow_batchai.follower.detached import Submitted
-from mlflow_batchai.follower.starting import attempt_fails_with_it, run_fails_with_it, start
+from mlflow_batchai.follower.starting import attempt_fails_with_it, start
 from mlflow_batchai.job import places, signing
 from mlflow_batchai.job.jobs import Job, Origin
 from mlflow_batchai.job.places import segment as place_of
@@ -94,7 +94,7 @@ def create(
     with contextlib.ExitStack() as undo:
         run = runs.create(mlflow, experiment.experiment_id, tags, prepared.parameters, run_name, run_id)
         run_id = str(run.info.run_id)
-        undo.enter_context(run_fails_with_it(tracking, run_id))
+        undo.enter_context(runs.fails_with_it(mlflow, run_id))
         if unique and not index.is_first(mlflow, run):
             mlflow.delete_run(run_id)  # so that it doesn't take the name
             raise UsageError(f"somebody else has just started a job '{prepared.plan.name}' in '{experiment.name}'")

@@ -18,7 +18,6 @@ from mlflow_batchai.job.states import failed_verdict
 from mlflow_batchai.plan.prepared import terms_of
 from mlflow_batchai.storage import Share
 from mlflow_batchai.tracking import runs
-from mlflow_batchai.tracking.runs import Tracking
 
 
 def start(submitted: Submitted, cluster: Cluster, agent_secrets: Mapping[str, Any], follow: bool = True) -> None:
@@ -70,19 +69,6 @@ def _end_agents(cluster: Cluster, handle: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def run_fails_with_it(tracking: Tracking, run_id: str) -> Iterator[None]:
-    """A run whose job fails to start inside is ended with the reason."""
-    try:
-        yield
-    except BaseException as error:
-        # What went wrong first is what a person has to see, even if the store has gone as well.
-        with contextlib.suppress(Exception):
-            status = "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
-            runs.fail(runs.client(tracking), run_id, _why(error), status)
-        raise
-
-
-@contextlib.contextmanager
 def attempt_fails_with_it(share: Share, folder: str, attempt: int = 1) -> Iterator[None]:
     """An attempt that fails to start inside has its verdict, so that nobody waits for it."""
     try:
@@ -97,10 +83,4 @@ def verdict_of(error: BaseException) -> Record:
     """The verdict on an attempt that could not be started."""
     terminated = isinstance(error, KeyboardInterrupt)
     code = protocol.JOB_TERMINATED if terminated else protocol.NODE_SETUP_FAILED
-    return failed_verdict(code, _why(error), "submitter", terminated)
-
-
-def _why(error: BaseException) -> str:
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted while it was being submitted"
-    return str(error) if isinstance(error, BatchAIError) else f"submitting failed: {type(error).__name__}: {error}"
+    return failed_verdict(code, runs.why(error), "submitter", terminated)

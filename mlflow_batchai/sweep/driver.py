@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from mlflow_batchai import terminal
 from mlflow_batchai.agent import protocol
@@ -40,6 +40,8 @@ MOST_MISSED = 3
 PATIENCE_SECONDS = 600.0
 # For how long a job that another machine submits, while the sweep is ended from here, may have a run and no folder yet.
 SUBMIT_SECONDS = 120.0
+
+Result = TypeVar("Result")
 
 # The state of a sweep as of a job, for those who are told.
 STATES = {"FINISHED": protocol.SUCCEEDED, "KILLED": TERMINATED, "FAILED": protocol.FAILED}
@@ -78,13 +80,18 @@ class Driver:
             BatchAIError: another machine drives it, jobs can't be started or followed, its run is deleted, or the store, the
                 share or the cluster was away for too long.
         """
+        _repeat(self._begin, self._say, self._sleep)
+        _repeat(self._step, self._say, self._sleep)
+
+    def _begin(self) -> bool:
+        """Say in the sweep's run who drives it."""
         tags = sweeps.look(self._mlflow, self._sweep).tags
         if why := _driven_elsewhere(self._sweep, tags):
             raise JobError(why)
         if _host(tags) != socket.gethostname():
             self._submits_elsewhere_until = time.monotonic() + SUBMIT_SECONDS
         self._mlflow.set_tag(self._sweep.run_id, sweeps.TAG_DRIVER, json.dumps(proc.identity()))
-        _repeat(self._step, self._say, self._sleep)
+        return True
 
     def _step(self) -> bool:
         """Look, and do what follows; whether the sweep's run has ended."""
@@ -203,14 +210,14 @@ def _may_pass(error: BaseException) -> bool:
     return isinstance(error, ShareError | ClusterError | TrackingError) or stores.may_pass(error)
 
 
-def _repeat(step: Callable[[], bool], say: Callable[[str], None], sleep: Callable[[float], None]) -> None:
-    """Repeat a step until it returns True; errors that may pass are said once and waited for."""
+def _repeat(step: Callable[[], Result], say: Callable[[str], None], sleep: Callable[[float], None]) -> Result:
+    """Repeat a step until it returns something true, which is returned; errors that may pass are said once and waited for."""
     said, last_success = "", time.monotonic()
     while True:
         begun, pause = time.monotonic(), LOOK_SECONDS
         try:
-            if step():
-                return
+            if result := step():
+                return result
             last_success = begun
         except Exception as error:
             if isinstance(error, _BusyError):
@@ -290,7 +297,7 @@ def main() -> None:
     stores.bound_calls()
     tracking = runs.absolute(os.environ["MLFLOW_TRACKING_URI"], Path("/"))
     try:
-        sweep = sweeps.of_run(sweeps.find(tracking, sys.argv[1]), tracking)
+        sweep = _repeat(lambda: sweeps.of_run(sweeps.find(tracking, sys.argv[1]), tracking), say, time.sleep)
         lock = _lock(sweep)
         if lock is not None:
             with lock:

@@ -64,6 +64,7 @@ class JobFiles:
 
     def _files(self) -> dict[str, str | bytes]:
         plan = self._job.plan
+        self._look()
         files: dict[str, str | bytes] = {"plan.json": _readable(self._job.signed_plan())}
         notes = []
         if document := self._job.document():
@@ -72,8 +73,6 @@ class JobFiles:
             try:
                 files[kept_code.NAME] = kept_code.pack(self._job.share, plan.code, plan.rerun.size)
             except JobError as error:
-                if document and not self._job.document():  # the share is away, and is waited for
-                    raise ShareError(str(error)) from error
                 notes.append(f"{ARTIFACT}/{kept_code.NAME} is not kept: {error}")
         if code := plan.code:
             changes = self._job.changes()
@@ -89,8 +88,14 @@ class JobFiles:
                     files["changes.diff"] = changes["diff"]
                 if changes["withheld"]:
                     notes.append(f"{ARTIFACT}/changes.diff lacks {_listed(changes['withheld'])}")
+        self._look()  # of a share that was away in between nothing can be said
         self._notes = notes
         return files
+
+    def _look(self) -> None:
+        """Raise ShareError if nothing of the job is there: an empty mount point is waited for, a lost file is not."""
+        if not self._job.share.list(self._job.folder):
+            raise ShareError(f"nothing of job {self._job.name} is on {self._job.share.url}; is the share mounted there?")
 
 
 def _readable(record: Record) -> str:

@@ -19,7 +19,7 @@ from mlflow_batchai import terminal
 from mlflow_batchai.agent.plan import Plan
 from mlflow_batchai.agent.protocol import QUEUED, digest
 from mlflow_batchai.config import database_file
-from mlflow_batchai.errors import UsageError
+from mlflow_batchai.errors import BatchAIError, UsageError
 from mlflow_batchai.job import signing
 
 if TYPE_CHECKING:
@@ -253,10 +253,11 @@ def create(
             )
     else:
         run = mlflow.create_run(experiment_id, tags=_as_stored("", tags), run_name=run_name)
-        # At once: a run without it is nobody's, should its submitter die now.
-        mac = _as_stored(signature(run.info.run_id, tags), tags)[TAG_MAC]
-        mlflow.set_tag(run.info.run_id, TAG_MAC, mac)
-    try:
+    with contextlib.nullcontext() if run_id else fails_with_it(mlflow, run.info.run_id):
+        if not run_id:
+            # At once: a run without it is nobody's, should its submitter die now.
+            mac = _as_stored(signature(run.info.run_id, tags), tags)[TAG_MAC]
+            mlflow.set_tag(run.info.run_id, TAG_MAC, mac)
         values = [Param(name, value) for name, value in parameters.items()]
         for start in range(0, len(values), BATCH):
             mlflow.log_batch(run.info.run_id, params=values[start : start + BATCH])
@@ -266,11 +267,30 @@ def create(
             forget(mlflow, run_id, [name for name in run.data.tags if name.startswith("batchai.") and name not in stored])
             mlflow.log_batch(run.info.run_id, tags=[RunTag(name, value) for name, value in stored.items()])
         mlflow.update_run(run.info.run_id, status="SCHEDULED", name=run_name if run_id and run_name else None)
-    except MlflowException as error:
-        if not run_id:
-            fail(mlflow, run.info.run_id, f"MLflow: {error.message}")
-        raise
     return run
+
+
+@contextlib.contextmanager
+def fails_with_it(mlflow: MlflowClient, run_id: str) -> Iterator[None]:
+    """A run whose job fails to start inside is ended with the reason."""
+    try:
+        yield
+    except BaseException as error:
+        # What went wrong first is what a person has to see, even if the store has gone as well.
+        with contextlib.suppress(Exception):
+            fail(mlflow, run_id, why(error), "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+        raise
+
+
+def why(error: BaseException) -> str:
+    """The reason for which a job could not be submitted."""
+    from mlflow.exceptions import MlflowException
+
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted while it was being submitted"
+    if isinstance(error, MlflowException):
+        return f"MLflow: {error.message}"
+    return str(error) if isinstance(error, BatchAIError) else f"submitting failed: {type(error).__name__}: {error}"
 
 
 def fail(mlflow: MlflowClient, run_id: str, reason: str, status: str = "FAILED") -> None:

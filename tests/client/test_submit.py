@@ -13,6 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 from idle_engine import Engine
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
 from plans import bare_plan
 
 from mlflow_batchai.agent import protocol
@@ -172,6 +174,31 @@ def test_ctrl_c_while_submitting(scene):
     with pytest.raises(KeyboardInterrupt):
         scene.submit()
     check_undone(scene, "interrupted while it was being submitted", "KILLED")
+
+
+@pytest.mark.parametrize("call", ["set_tag", "update_run"])
+@pytest.mark.parametrize(
+    ("error", "status", "reason"),
+    [
+        (MlflowException("it hung up"), "FAILED", "MLflow: it hung up"),
+        (KeyboardInterrupt(), "KILLED", "interrupted while it was being submitted"),
+    ],
+)
+def test_a_store_that_fails_when_the_run_was_only_just_made(scene, monkeypatch, call, error, status, reason):
+    """At its signature, or when it is to be SCHEDULED: no run is left that waits for nothing."""
+    real, failed = getattr(MlflowClient, call), []
+
+    def fails_once(*arguments, **options):
+        if not failed:
+            failed.append(arguments)
+            raise error
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(MlflowClient, call, fails_once)
+    with pytest.raises(type(error)):
+        scene.submit()
+    run = scene.run()
+    assert (run.info.status, run.data.tags["batchai.reason"]) == (status, reason)
 
 
 def test_code_that_changes_meanwhile_leaves_no_run(scene):

@@ -158,9 +158,15 @@ def test_who_watches_a_queued_job_is_told_behind_whom_it_is(site: Site, capsys: 
     first = site.submit("a", nodes=2)
     running(first)
     second = site.submit("b", "echo done")
-    threading.Timer(1.5 * scaling.FIRST_SECONDS, site.end, [first]).start()
+
+    class Console(JobConsole):
+        def state(self, text: str) -> None:
+            super().state(text)
+            if text == "queued behind a":
+                site.end(first)
+
     watched = Submitted(second, second.plan.run_id, Tracking("sqlite://", {}))
-    state = runner._watch_attempts(watched, JobConsole(1), EventReader(second), Signals(cancels=False))
+    state = runner._watch_attempts(watched, Console(1), EventReader(second), Signals(cancels=False))
     assert state.execution_state == "succeeded"
     said = capsys.readouterr().err
     assert said.index("queued: waiting for nodes") < said.index("queued behind a")

@@ -134,7 +134,8 @@ class Crowd:
         for number in range(self.kills):
             time.sleep(self.chance.uniform(0.2, 2.0))
             if number % 2:
-                with contextlib.suppress(AssertionError):  # no job may be left that has any
+                # No job may be left that has any, or the last one has just ended.
+                with contextlib.suppress(AssertionError, IndexError, ProcessLookupError):
                     self.world.wait(self._agents, what="agents")
                     os.kill(self.chance.choice(self._agents()), signal.SIGKILL)
                     self.killed.append("agent")

@@ -296,6 +296,32 @@ def test_what_is_away_is_waited_for(store, toys, monkeypatch, capsys, error: Exc
         drive(begin(store), toys, lambda: None)
 
 
+@pytest.mark.parametrize("call", ["search_runs", "download_artifacts", "set_tag"])
+def test_a_store_that_hangs_up_when_its_process_begins(store, toys, monkeypatch, capsys, call: str) -> None:
+    """Whoever began the sweep waits for this process, and starts no other."""
+    toys.sweep = begin(store)
+    monkeypatch.setattr(driver, "JobStarter", lambda sweep, say: toys)
+    monkeypatch.setattr(toys, "submit", lambda number: (Toys.submit(toys, number), toys.end_all())[0])
+    monkeypatch.setattr(driver, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(driver, "TROUBLE_SECONDS", 0.01)
+    monkeypatch.setattr(driver.stores, "bound_calls", lambda: None)
+    monkeypatch.setattr(driver.sys, "argv", ["-m", toys.sweep.run_id])
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store.address)
+    real, failed = getattr(MlflowClient, call), []
+
+    def fails_once(*arguments, **options):
+        if not failed:
+            failed.append(arguments)
+            raise MlflowException("it hung up")
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(MlflowClient, call, fails_once)
+    driver.main()
+    assert failed and toys.started == [1, 2, 3, 4]
+    assert sweeps.find(store, toys.sweep.run_id).info.status == "FINISHED"
+    assert capsys.readouterr().err.count("batchai: it hung up (still trying)\n") == 1
+
+
 def test_a_cluster_that_takes_no_more_jobs_for_now_is_waited_for_while_some_run(store, toys, monkeypatch) -> None:
     """A scheduler may let a user have a few jobs only, and each may take days."""
     monkeypatch.setattr(driver, "PATIENCE_SECONDS", 0.0)

@@ -7,6 +7,8 @@ import json
 import pytest
 from relay_world import Crash
 
+from mlflow_batchai.errors import ShareError
+from mlflow_batchai.job.jobs import Job
 from mlflow_batchai.job.lease import Lease
 from mlflow_batchai.tracking import relay as relay_module
 
@@ -70,6 +72,30 @@ def test_what_runs_is_told_while_it_runs(scene, monkeypatch):
     notes = client.get_run(made.plan["runId"]).data.tags["batchai.notes"]
     assert "job/changes.diff lacks conf.py" in notes
     assert Lease(made.job).left_out() == []
+
+
+@pytest.mark.parametrize("before", ["document", "changes"])
+def test_a_share_that_is_not_mounted_for_a_moment_costs_nothing(scene, monkeypatch, before):
+    """Its mount point is empty when the files are read, or from the middle on: that says nothing of what lies on the share."""
+    made, client, relay = scene
+    monkeypatch.setattr(relay_module, "FILES_SECONDS", 0.0)
+    one, root, read = relay(), made.share.root, getattr(Job, before)
+
+    def unmounted(job):
+        root.rename(root.with_name("away"))
+        root.mkdir()
+        return read(job)
+
+    with monkeypatch.context() as patch, pytest.raises(ShareError, match="is the share mounted there"):
+        patch.setattr(Job, before, unmounted)
+        one.files_when_due()
+    assert sent(client, made) == {}
+    root.rmdir()
+    root.with_name("away").rename(root)
+    one.files_when_due()
+    found = sent(client, made)
+    assert json.loads(found["document.json"])["nodeCount"] == 2
+    assert json.loads(found["code.json"])["git"]["commit"] == "c" * 40
 
 
 def test_packages_outlive_the_relay_that_read_of_them(scene):

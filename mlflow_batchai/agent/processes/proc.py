@@ -7,6 +7,7 @@ makes itself a child subreaper, so a process that called setsid, or whose parent
 from __future__ import annotations
 
 import contextlib
+import glob
 import math
 import os
 import signal
@@ -213,16 +214,10 @@ def lock_holders(path: str) -> set[int]:
     """Pids that hold a flock on this file, inherited ones too (Linux shows it in ``/proc/PID/fdinfo``)."""
     real = os.path.realpath(path)
     found = set()
-    for pid in pids():
-        try:
-            for name in os.listdir(f"/proc/{pid}/fd"):
-                if os.readlink(f"/proc/{pid}/fd/{name}") != real:
-                    continue
-                with open(f"/proc/{pid}/fdinfo/{name}") as file:
-                    if "FLOCK" in file.read():
-                        found.add(pid)
-        except OSError:  # gone, or another user's
-            continue
+    for name in glob.iglob("/proc/[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):  # it is closed by now, or another user's
+            if os.readlink(name) == real and "FLOCK" in kernel_text(name.replace("/fd/", "/fdinfo/")):
+                found.add(int(name.split("/")[2]))
     found.discard(os.getpid())
     return found
 

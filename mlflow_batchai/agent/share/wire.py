@@ -208,6 +208,8 @@ class Wire:
             connection.request(method, target, body or None, dict(headers))
             response = connection.getresponse()
             content = response.read()
+            if response.status < 300 and response.length is None and not response.chunked:
+                raise http.client.IncompleteRead(content)  # http.client takes it for whole where it was cut in its headers
         except BaseException:
             connection.close()
             raise

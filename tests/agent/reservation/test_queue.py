@@ -231,6 +231,25 @@ def test_locks_of_other_files_are_not_taken_for_the_nodes(tmp_path: Path, spawn:
     assert proc.lock_holders(str(tmp_path / "none")) == set()
 
 
+def test_who_holds_a_lock_is_seen_while_it_opens_and_closes_other_files(
+    tmp_path: Path, spawn: Callable[..., subprocess.Popen[str]]
+) -> None:
+    code = """
+def some():
+    return [os.open(os.devnull, os.O_RDONLY) for _ in range(400)]
+before = some()
+lock = locks.open_node_lock(sys.argv[1])
+assert locks.try_lock(lock)
+print("ready", flush=True)
+while True:
+    for each in before:
+        os.close(each)
+    before = some()
+"""
+    holder = spawn(code, str(tmp_path))
+    assert all(proc.lock_holders(str(tmp_path / "lock")) == {holder.pid} for _ in range(30))
+
+
 def test_owner_and_state(tmp_path: Path) -> None:
     root = str(tmp_path)
     assert reservations.owner(root) is None

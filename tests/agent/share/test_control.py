@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -308,6 +309,25 @@ def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
     said = place.share_problem("https://acct.nowhere.invalid/share", "one", "sig=hidden")
     assert said and said.startswith("unreachable: the file share https://acct.nowhere.invalid/share can't be reached: ")
     assert "hidden" not in said
+
+
+def test_an_answer_that_was_cut_in_its_headers_is_asked_for_again() -> None:
+    """By the end of a gateway, say: it is no empty file."""
+    whole = b"HTTP/1.1 200 OK\r\nx-ms-type: File\r\nContent-Length: 4\r\n\r\nfour"
+    with socket.create_server(("127.0.0.1", 0)) as service, ThreadPoolExecutor(1) as pool:
+        service.settimeout(20.0)
+
+        def serve() -> None:
+            for answer in (whole[:25], whole):
+                with service.accept()[0] as connection:
+                    connection.recv(65536)
+                    connection.sendall(answer)
+
+        served = pool.submit(serve)
+        share = open_control(f"http://127.0.0.1:{service.getsockname()[1]}/account/share", None, 20.0)
+        assert share.content("x") == b"four"
+        served.result(60)
+        share.close()
 
 
 def test_a_service_that_hangs_is_not_waited_for_long(azure: AzureServer, azure_site: Site) -> None:
