@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+from sshd import free_port
 from waiting import wait_for
 
 
@@ -25,7 +25,8 @@ class MlflowServer:
         shutil.copy(template, root / "server.db")
         with contextlib.closing(sqlite3.connect(root / "server.db")) as store, store:
             store.execute("UPDATE experiments SET artifact_location = 'mlflow-artifacts:/0'")
-        self.port = free_port()
+        # No client's own end may have the port when it is started again.
+        self.port = free_port(["127.0.0.1"])
         self.url = f"http://127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -75,10 +76,3 @@ class MlflowServer:
             yield
         finally:
             os.killpg(self._process.pid, signal.SIGCONT)
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])

@@ -85,7 +85,7 @@ def main() -> None:
             raise
         from mlflow_batchai.tracking import stores
 
-        sentence = stores.away(error) or f"{type(error).__name__}: {error} (with --debug: where)"
+        sentence = stores.away(error) or f"{stores.sentence(error)} (with --debug: where)"
         echo(f"batchai: {sentence}", err=True)
         sys.exit(EXIT_FAILED)
     sys.exit(code if isinstance(code, int) else 0)

@@ -140,6 +140,8 @@ def test_flags_of_all_commands_before_the_verb_that_is_meant(cli: Cli) -> None:
         (JobDetachedError("x"), 1),
         (BatchAIError("x"), 1),
         (KeyError("x"), 1),
+        # What MLflow says of a page with which a proxy answered in its server's place.
+        (ValueError("<html>\n<p>log in</p>\n" * 1000), 1),
     ],
 )
 def test_errors_are_one_sentence_and_an_exit_code(
@@ -151,6 +153,7 @@ def test_errors_are_one_sentence_and_an_exit_code(
     monkeypatch.setattr(index, "find", fail)
     said = cli("job show x")
     assert (said.code, said.out, said.err.count("\n")) == (code, "", 1) and said.err.startswith("batchai: ")
+    assert len(said.err) < 600
     with pytest.raises(type(error)):
         cli("job show x --debug")
 

@@ -75,9 +75,9 @@ def test_a_retry_goes_on_from_the_checkpoint(world: Any, here: HereClient, cli: 
     name = run.data.tags["batchai.job"]
     there = outputs(world.home / "share", run)
     there.mkdir(parents=True, exist_ok=True)
+    early = cli("job", "retry", name)
     (there / "fail").touch()
     (there / "go").touch()
-    early = cli("job", "retry", name)
     assert (early.code, early.out) == (1, "")
     assert re.search(rf"job {name} is (queued|running); a job can be retried when it has ended", early.err)
     assert cli("job", "wait", name).code == 3

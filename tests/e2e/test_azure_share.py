@@ -154,7 +154,7 @@ def test_a_script_that_uses_mlflow(world: Any, ssh_servers: SshNodes, account: A
 
     on_azure(account, world, ssh_servers)
     batchai = json.dumps({**json.loads(config(2)), "ranks": "all"})
-    run = ended(world, here.submit(world.project(LOGS_BY_MLFLOW, batchai=batchai)), 90)
+    run = ended(world, here.submit(world.project(LOGS_BY_MLFLOW, batchai=batchai)))
     assert (run.info.status, run.data.tags.get("batchai.notes")) == ("FINISHED", None)
     assert sorted(world.points("rank_1/loss", run)) == [(0, 11.0), (0, 12.0), (0, 13.0)]
     for rank, prefix in enumerate(("", "rank_1/")):

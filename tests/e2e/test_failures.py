@@ -33,11 +33,13 @@ def test_rank_is_killed(world: Any) -> None:
     project = world.project(
         """
         import os, signal, sys, time
+        other = os.environ["AZ_BATCHAI_MOUNT_ROOT"] + "/share/rank-1"
         if os.environ["HOROVOD_RANK"] == "1":
             print("ValueError: bad number on line 7", file=sys.stderr, flush=True)
-            time.sleep(0.5)
+            os.symlink(str(os.getpid()), other)
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(0.6)
+        while not os.path.islink(other) or os.path.exists("/proc/" + os.readlink(other)):
+            time.sleep(0.05)
         sys.exit("HorovodInternalError: Connection closed by peer")
         """,
         batchai=TWO,

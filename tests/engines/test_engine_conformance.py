@@ -222,7 +222,7 @@ def test_1_a_handle_is_json_without_secrets_and_enough_for_another_process(site)
     assert SECRET not in json.dumps(handle)
     wait_for(lambda: site.state(request).execution_state == "running")
     other = site.another_process()
-    assert other.poll(handle).state is PollState.ALIVE
+    wait_for(lambda: other.poll(handle).state is PollState.ALIVE)  # over SSH it connects first
     other.cancel(handle)
     poll = site.engine.poll(handle)
     assert (poll.state, poll.gone, poll.unknown) == (PollState.GONE, (0, 1), ())
@@ -382,7 +382,8 @@ def test_3_on_another_machine_nothing_is_certain(site):
     handle = site.engine.submit(request)
     elsewhere = {**handle, "host": "another"}
     if site.kind != "local":
-        assert site.another_process().poll(elsewhere).state in (PollState.QUEUED, PollState.ALIVE)
+        other = site.another_process()
+        wait_for(lambda: other.poll(elsewhere).state in (PollState.QUEUED, PollState.ALIVE))
         site.engine.cancel(elsewhere)
         return
     assert site.engine.poll(elsewhere).state is PollState.UNKNOWN

@@ -57,7 +57,7 @@ def test_a_dropped_connection_is_opened_again(site: SshSite, ssh_servers: SshNod
     wait_for(lambda: site.engine.poll(handle).state is PollState.ALIVE)
     for server in list(ssh_servers)[:2]:
         server.drop()
-    assert site.engine.poll(handle).state is PollState.ALIVE
+    wait_for(lambda: site.engine.poll(handle).state is PollState.ALIVE)
     for server in list(ssh_servers)[:2]:
         server.drop()
     site.engine.cancel(handle)

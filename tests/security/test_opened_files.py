@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 import sys
-import time
 import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from job_folder import FOLDER, JobFolder
 from node_world import Cluster
 from plans import toy_plan
 from relay_world import Time
+from waiting import wait_for
 
 from mlflow_batchai.admin.gc import Age, jobs, staged
 from mlflow_batchai.agent import protocol, records
@@ -278,10 +278,7 @@ def test_agents_end_their_job_and_free_their_nodes(cluster: Cluster, kind: str) 
     command = f"cd {where} && {sys.executable} {put} {kind} $BATCHAI_RANK && echo put && sleep 600"
     folder = f"workspaces/default/experiments/exp/jobs/toy/{os.getpid():x}j1"
     job = cluster.submit(command, environmentVariables=[{"name": "FOLDER", "value": folder}])
-    until = time.monotonic() + 20
-    while job.log("stdout.txt") != "put\n" and time.monotonic() < until:
-        time.sleep(0.1)
-    assert job.log("stdout.txt") == "put\n", job.said()
+    wait_for(lambda: job.log("stdout.txt") == "put\n", what=job.said)
     job.cancel("me", "enough")
     verdict = job.wait()
     assert verdict["terminated"] and verdict["errors"][0]["code"] == "JobTerminate", job.said()

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 # Bytes per second at which a file is sent at least.
 SLOWEST = 20_000
-# Seconds without output after which a command that has its exit code is done.
-SILENCE = 1.0
+# Seconds without output after which a command that has its exit code is done: more than a packet or two that was lost takes.
+SILENCE = 3.0
 # Bytes of standard input sent at a time.
 PIECE = 1 << 16
 # Bytes of a command's standard error that are kept.
@@ -97,7 +97,7 @@ class Connection:
     def run(self, argv: Sequence[str], stdin: bytes = b"", timeout: float = 60.0) -> Result:
         """Run a command to its end.
 
-        What it leaves running may hold its output open: a second without any after its exit code is the end, too.
+        What it leaves running may hold its output open: three seconds without any after its exit code are the end, too.
 
         Args:
             stdin: sent to it, then closed; the place for secrets.
@@ -199,8 +199,14 @@ class Connection:
 
         channel = self._session()
         with transport.closing(channel):
+
+            def give_up() -> None:
+                channel.get_transport().close()
+                # A connection that ended just before paramiko began to wait has woken nobody.
+                channel.event.set()
+
             # paramiko would wait for the answer for ever.
-            timer = threading.Timer(self.target.timeout, channel.get_transport().close)
+            timer = threading.Timer(self.target.timeout, give_up)
             timer.daemon = True
             timer.start()
             try:
@@ -320,13 +326,17 @@ class Stream:
 
 
 def _broken(channel: paramiko.Channel) -> bool:
-    """Whether a command's channel ended because its connection did; one that a signal ended has no exit code either."""
-    if channel.exit_status >= 0:
+    """Whether a command's channel ended because its connection did; one that a signal ended has no exit code either.
+
+    The exit code may come before the last of the output.
+    """
+    coded = channel.exit_status >= 0
+    if coded and channel.eof_received:
         return False
     transport = channel.get_transport()
     # A dying connection closes its channels a moment before it calls itself dead.
     transport.join(0.2)
-    return not (channel.eof_received and transport.is_active())
+    return not ((coded or channel.eof_received) and transport.is_active())
 
 
 def _left(until: float) -> float:

@@ -36,7 +36,7 @@ if _logger.level == logging.NOTSET:
 
 
 class _Transport(paramiko.Transport):
-    """paramiko's, with two changes to sending.
+    """paramiko's, with two changes to sending, and one to what is told of a failure.
 
     The CLOSE of a channel can be held back until whoever writes to it has stopped: paramiko answers the server's CLOSE from a
     thread of its own. What another thread is just sending may then come behind that answer, and OpenSSH ends the whole
@@ -51,6 +51,16 @@ class _Transport(paramiko.Transport):
         super().__init__(sock)
         self.held: dict[int, paramiko.Message | None] = {}
         self.holding = threading.Lock()
+
+    def get_exception(self) -> Exception | None:
+        """Why the last request has failed, or the connection has ended; paramiko takes an EOFError for a refused login.
+
+        A refused channel is told to all who ask: several may have been refused, and paramiko keeps the last reason only.
+        """
+        if self.is_active() and isinstance(self.saved_exception, paramiko.ChannelException):
+            return self.saved_exception
+        error = super().get_exception()
+        return error if error is None or isinstance(error, paramiko.SSHException) else ConnectionResetError(str(error))
 
     def _send_user_message(self, data: paramiko.Message) -> None:
         text = data.asbytes()
@@ -79,7 +89,7 @@ def closing(channel: paramiko.Channel) -> Iterator[None]:
     finally:
         channel.close()
         with transport.holding:
-            message = transport.held.pop(number)
+            message = transport.held.pop(number, None)
         if message is not None and transport.is_active():
             transport._send_user_message(message)
 
@@ -114,8 +124,8 @@ def open_link(target: Target) -> Link:
             transport = _through_command(target, stack)
         else:
             transport = _negotiated(_socket(target, stack), target, stack)
-        host_key = host_keys.check(transport, target)
         try:
+            host_key = host_keys.check(transport, target)
             login.log_in(transport, target)
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise _hung_up(target, f" ({error})" if str(error) else "") from error
@@ -252,6 +262,8 @@ def _through_jump(target: Target, jump: Target, stack: contextlib.ExitStack) -> 
         # The jump host itself may be fine, and others stand on it: its connection is left alone.
         if isinstance(error, paramiko.ChannelException) and error.code == 1:
             what = "it doesn't forward connections; set AllowTcpForwarding yes in its sshd_config"
+        elif not transport.is_active():
+            what = "the connection was lost; check that the machine is up, then try again"
         else:
             said = error.text if isinstance(error, paramiko.ChannelException) else f"no answer within {target.timeout:g} s"
             what = f"{said}; check that {target.host} is right as seen from there, is up and has port {target.port} open"

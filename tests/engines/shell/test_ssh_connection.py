@@ -15,11 +15,13 @@ import time
 import traceback
 from pathlib import Path
 
+import paramiko
 import psutil
 import pytest
 from sshd import SshNode, make_key, ssh_nodes
 from waiting import wait_for
 
+from mlflow_batchai.engines.parallel import in_background
 from mlflow_batchai.engines.shell import transport
 from mlflow_batchai.engines.shell.connection import Connection, open_all
 from mlflow_batchai.engines.shell.target import resolve
@@ -296,6 +298,39 @@ def test_a_command_whose_connection_drops_is_not_sent_again(nodes, reach):
     assert connection.run(["cat", "marks"]).out == "x\ny\n"
 
 
+def test_output_that_the_end_of_the_connection_cuts_off(nodes, reach):
+    """The exit code has come before it: all the same the result is not taken for whole."""
+    connection = reach(nodes[0])
+    mark = nodes[0].home / "coded"
+
+    def drop():
+        wait_for(mark.exists)
+        nodes[0].drop()
+
+    dropper = threading.Thread(target=drop)
+    dropper.start()
+    # sshd tells the code at once; what runs on writes in its place, so that nobody takes silence for the end.
+    script = "(sleep 0.3; touch coded; while echo more; do sleep 0.05; done) & echo some; exit 3"
+    with pytest.raises(ConnectionLostError, match="the connection was lost while sh ran"):
+        connection.run(["sh", "-c", script])
+    dropper.join()
+
+
+def test_a_connection_that_ends_just_before_a_command_is_started(nodes, reach, monkeypatch):
+    begin_to_wait = paramiko.Channel._event_pending
+
+    def late(channel):
+        nodes[0].drop()
+        wait_for(lambda: channel.closed)
+        begin_to_wait(channel)
+
+    connection = reach(nodes[0], timeout=TIMEOUT)
+    connection.open()
+    monkeypatch.setattr(paramiko.Channel, "_event_pending", late)
+    with in_time(), pytest.raises(ConnectionLostError, match="the connection was lost while true was started"):
+        connection.run(["true"])
+
+
 def test_a_node_that_goes_away_and_comes_back(nodes, reach):
     connection = reach(nodes[3])
     connection.open()
@@ -352,6 +387,9 @@ def test_a_jump_host_that_fails_is_named_beside_the_node(nodes, reach):
     )
     text = problem(reach("127.0.0.16", jump=f"127.0.0.11:{nodes.port}"))
     assert f"can't be reached from jump host 127.0.0.11:{nodes.port}" in text and text.endswith(f"has port {nodes.port} open")
+    # Of several that are refused at once each is told why.
+    many = open_all(reach(f"{name}@127.0.0.16", jump=f"127.0.0.11:{nodes.port}") for name in "abcdefghijkl")
+    assert [text for text in map(str, many.values()) if "Connect failed; check" not in text] == [] and len(many) == 12
     answers = open_all(reach(f"{name}@127.0.0.12", jump=f"127.0.0.16:{nodes.port}") for name in ("a", "b", "c"))
     assert [text for text in map(str, answers.values()) if "jump host 127.0.0.16" not in text] == [] and len(answers) == 3
 
@@ -415,6 +453,18 @@ def test_a_node_behind_a_jump_host_does_not_answer(nodes, reach):
     assert neighbour.alive and neighbour.run(["echo", "fine"]).out == "fine\n"
 
 
+def test_a_jump_host_that_drops_while_a_node_behind_it_is_reached(nodes, reach):
+    jump = f"127.0.0.11:{nodes.port}"
+    reach(nodes[1], jump=jump, timeout=60.0).open()
+    with swallowing() as port:
+        behind = reach("127.0.0.1", port=port, jump=jump, timeout=60.0)
+        # Each stands on the one connection to the jump host.
+        second = in_background(lambda: problem(behind))
+        wait_for(lambda: [kept.users for kept in transport._JUMPS.values()] == [2])
+        nodes[0].drop()
+        assert f"can't be reached from jump host {jump}" in (text := second.result(60)) and "the connection was lost" in text
+
+
 def test_a_server_that_accepts_and_says_nothing(listener, reach):
     with in_time():
         text = problem(reach("127.0.0.1", port=listener.getsockname()[1], timeout=TIMEOUT))
@@ -445,6 +495,34 @@ def test_a_server_that_hangs_up(listener, reach, said):
     text = problem(reach("127.0.0.1", port=listener.getsockname()[1]))
     server.join()
     assert "closed the connection before the login" in text and "check that port" in text
+
+
+def test_a_server_that_hangs_up_during_the_login(listener, nodes, reach, tmp_path):
+    """A machine that goes down just then has refused nobody."""
+
+    class Server(paramiko.ServerInterface):
+        def check_auth_publickey(self, username, key):
+            client.shutdown(socket.SHUT_RDWR)
+            return paramiko.AUTH_FAILED
+
+    def serve():
+        nonlocal client
+        client, _ = listener.accept()
+        served = paramiko.Transport(client)
+        served.add_server_key(key)
+        served.start_server(threading.Event(), Server())
+        served.join()
+
+    client = None
+    key = paramiko.PKey.from_path(nodes.key_file)
+    port = listener.getsockname()[1]
+    known = tmp_path / "known"
+    known.write_text(f"[127.0.0.1]:{port} {key.get_name()} {key.get_base64()}\n")
+    server = threading.Thread(target=serve)
+    server.start()
+    text = problem(reach("127.0.0.1", port=port, known_hosts=known))
+    server.join()
+    assert "closed the connection before the login; check that port" in text
 
 
 # Host keys
@@ -546,6 +624,13 @@ def test_the_agent_has_the_key(nodes, reach, agent, tmp_path):
     reach(nodes[0], key_file=None).open()
     text = problem(reach(nodes[0], user="nobody-here", key_file=stranger), LoginError)
     assert f"(tried the key file {stranger}, 1 of the agent's keys);" in text
+
+
+def test_more_keys_than_the_server_lets_us_try(reach, special, agent, tmp_path):
+    node = special(options={"MaxAuthTries": "2"})
+    agent(*(make_key(tmp_path / f"key{number}") for number in range(4)))
+    text = problem(reach(node, known_hosts=node.known_hosts, key_file=None), LoginError)
+    assert "refused the login (tried 2 of the agent's keys" in text
 
 
 def test_the_agent_opens_a_key_with_a_passphrase(nodes, reach, agent, locked, home, tmp_path):
