@@ -290,6 +290,36 @@ def test_a_share_that_a_node_does_not_see(tmp_path: Path) -> None:
     assert runner.ran[-1] == ("scancel", "77") and "--gres=gpu:4" in next(argv for argv in runner.ran if argv[0] == "salloc")
 
 
+@pytest.mark.parametrize("last", ["Connection timed out", "Invalid job id specified"])
+def test_doctor_finds_no_node_free(last: str) -> None:
+    """The first is what salloc says of nodes that are taken all the time; its controller is there."""
+    words = f"salloc: Pending job allocation 77\nsalloc: job 77 queued and waiting for resources\nsalloc: error: {last}\n"
+    (node,) = engine(Answers(salloc=Result(1, "", words))).nodes
+    with pytest.raises(ClusterError, match=r"^cluster 'c': Slurm gave no node within 30 s; try"):
+        node.machine.ask("facts")
+
+
+@pytest.mark.parametrize(
+    ("sinfo", "remedy"),
+    [
+        (
+            "n0|gpu|idle|none\nn1|gpu|down*|Not responding\n",
+            r"wait for its nodes \(1 away, as n1: .* down\*: Not r.*\), or correct",
+        ),
+        (
+            "n0|gpu|unknown|none\nn1|gpu|unknown|none\n",
+            r"wait for its nodes \(2 away, as n0: Slurm has it unknown\), or correct",
+        ),
+        ("n0|gpu|idle|none\nn1|gpu|mixed|none\n", "correct the cluster document, the job.s slurm block or its nodeCount"),
+    ],
+)
+def test_nodes_that_are_away_are_told(sinfo: str, remedy: str) -> None:
+    """Slurm refuses a job for them in the words for one that never can run, so in the seconds after its controller's start."""
+    refused = Result(1, "", "allocation failure: Requested node configuration is not available")
+    with pytest.raises(ClusterError, match=f"Slurm refuses the job: .* is not available; {remedy} "):
+        engine(Answers(sbatch=refused, sinfo=sinfo)).check(2)
+
+
 @pytest.mark.parametrize(
     ("state", "found"),
     [("idle", "idle"), ("mixed", "running"), ("allocated", "running"), ("idle*", "unusable"), ("down", "unusable")],
