@@ -550,14 +550,16 @@ class Slurm:
             return ClusterError(f"{title}: there is no {argv[0]} on {where}; {remedy}")
         if _AWAY.search(done.err):
             return ClusterError(f"{title}: Slurm's controller doesn't answer on {where} ({said}); try again when it does")
-        if argv[0] in ("sbatch", "salloc"):
+        if argv[0] in ("sbatch", "salloc") and done.code > 0:
             asked = shlex.join([argv[0], *itertools.takewhile(lambda word: not word.startswith("--ntasks"), argv[2:])])
             remedy = "correct the cluster document, the job's slurm block or its nodeCount"
             # Said of nodes that are down or drained, too, and of all in the seconds after the controller's start.
             if "node configuration" in said and (away := [node for node in self._nodes() if node.state is NodeState.UNUSABLE]):
                 remedy = f"wait for its nodes ({len(away)} away, as {away[0].place.name}: {away[0].why}), or {remedy}"
             return ClusterError(f"{title}: Slurm refuses the job: {said}; {remedy} ({asked})")
-        return ClusterError(f"{title}: {argv[0]} failed on {where}: {said or f'exit code {done.code}'}")
+        # SIGPIPE, where munge ends while they talk to it: then they say nothing.
+        how = f"exit code {done.code}" if done.code > 0 else "a signal ended it; is munge up there? Try again"
+        return ClusterError(f"{title}: {argv[0]} failed on {where}: {said or how}")
 
 
 def _name(request: StartRequest) -> str:

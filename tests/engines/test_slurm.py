@@ -167,6 +167,7 @@ def test_no_step_runs_without_what_agents_are_told(tmp_path: Path) -> None:
         (Result(1, "", "slurm_load_jobs error: Invalid job id specified"), "gone", "remembers no more of it"),
         (Result(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"), "unknown", "try again"),
         (Result(1, "", "slurm_load_jobs error: Transport endpoint is not connected"), "unknown", "try again"),
+        (Result(-13, "", ""), "unknown", "squeue failed on this machine: a signal ended it; is munge up there? Try again"),
         (Result(127, "", "squeue: not found"), "unknown", "there is no squeue on this machine"),
     ],
 )
@@ -288,6 +289,13 @@ def test_a_share_that_a_node_does_not_see(tmp_path: Path) -> None:
         node.machine.ask("facts")
     slurm.close()
     assert runner.ran[-1] == ("scancel", "77") and "--gres=gpu:4" in next(argv for argv in runner.ran if argv[0] == "salloc")
+
+
+def test_a_munge_that_ends_is_no_refusal() -> None:
+    """SIGPIPE kills sbatch then; over SSH such a command has no exit code."""
+    for code in (-13, -1):
+        with pytest.raises(ClusterError, match=r"^cluster 'c': sbatch failed on this machine: a signal ended it; is munge up"):
+            engine(Answers(sbatch=Result(code, "", ""))).check(2)
 
 
 @pytest.mark.parametrize("last", ["Connection timed out", "Invalid job id specified"])
