@@ -202,4 +202,4 @@ def test_a_job_that_slurm_has_forgotten(world: Any, here: HereClient, cli: Cli, 
         assert accounting or "but" not in lost.data.tags["batchai.reason"]
         assert not list((world.root / "share" / ".batchai").glob("slurm-*/batchai-*-1"))
         world.wait(lambda: not list((world.root / "node roots").iterdir()), what="the nodes' folders go")
-        world.wait_gone()
+        world.wait(lambda: not world.followers(), what="a follower still asks Slurm")
