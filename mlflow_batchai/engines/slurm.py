@@ -548,6 +548,8 @@ class Slurm:
         if done.code == 127:
             remedy = "put Slurm's commands on its PATH" + ("" if self._document.login else ", or name a login node (login)")
             return ClusterError(f"{title}: there is no {argv[0]} on {where}; {remedy}")
+        if no_step := re.search(r"Task launch for \S+ failed on (node .+)", done.err):
+            return ClusterError(f"{title}: {no_step[1]}; is its slurmd up?")
         if _AWAY.search(done.err):
             return ClusterError(f"{title}: Slurm's controller doesn't answer on {where} ({said}); try again when it does")
         if argv[0] in ("sbatch", "salloc") and done.code > 0:

@@ -298,6 +298,15 @@ def test_a_munge_that_ends_is_no_refusal() -> None:
             engine(Answers(sbatch=Result(code, "", ""))).check(2)
 
 
+def test_a_node_whose_daemon_is_away() -> None:
+    """Its words are those of a controller that is."""
+    words = "srun: error: Task launch for StepId=1.2 failed on node n1: Communication connection failure\n"
+    ends = "srun: error: Application launch failed: Communication connection failure\nsrun: Job step aborted\n"
+    node = engine(Answers(srun=Result(1, "", words + ends))).find("n1", HANDLE)
+    with pytest.raises(ClusterError, match=r"^cluster 'c': node n1: Communication connection failure; is its slurmd up\?$"):
+        node.machine.ask("facts")
+
+
 @pytest.mark.parametrize("last", ["Connection timed out", "Invalid job id specified"])
 def test_doctor_finds_no_node_free(last: str) -> None:
     """The first is what salloc says of nodes that are taken all the time; its controller is there."""
