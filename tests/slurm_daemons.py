@@ -161,7 +161,9 @@ class SlurmDaemons:
             within: the command that it is started by.
         """
         # They end with the tests, even if these are killed.
-        with (self._root / f"{name}.out").open("ab") as log:
+        output = self._root / f"{name}.out"
+        with output.open("ab") as log:
+            before = log.tell()
             self.daemons[name] = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "TERM", *within, *self._argv(name)],
                 env=self._environment,
@@ -173,8 +175,10 @@ class SlurmDaemons:
         sockets = {"munged": "munge.socket", "mariadbd": "database/socket"}
         if name in sockets:
             wait_for((self._root / sockets[name]).exists, what=f"{name} answers")
-        if name == "slurmdbd":
-            wait_for(lambda: "started" in (self._root / "slurmdbd.out").read_text(), what="slurmdbd answers")
+        elif name != "slurmctld":
+            # The controller takes a node for idle until it notices that its daemon is not there yet.
+            word = b"started" if name == "slurmdbd" else b"started on "
+            wait_for(lambda: word in output.read_bytes()[before:], what=f"{name} answers")
 
     def kill(self, name: str) -> None:
         """Kill a daemon, as if its machine had crashed (what it had started goes on)."""
@@ -187,20 +191,28 @@ class SlurmDaemons:
     def _save(self) -> None:
         """Have the controller write its jobs: it takes up to 5 s for that, and one that it has just started is PENDING if it dies before."""
         state, now = self._root / "state" / "job_state", time.time()
-        jobs = self.ask("squeue", "-h", "-o", "%i").split()
+        jobs = self.ask("squeue", "-h", "-t", "PD,R", "-o", "%i").split()
         for job in jobs:
             self.ask("scontrol", "update", f"JobId={job}", "AdminComment=seen")
         if jobs:
             wait_for(lambda: state.exists() and state.stat().st_mtime > now, what="the controller writes its jobs")
 
     def ask(self, *argv: str) -> str:
-        """Output of one of Slurm's commands."""
+        """Output of one of Slurm's commands, once it succeeds: one that gets no answer has no output either."""
         environment = {**os.environ, "SLURM_CONF": str(self.config)}
-        return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60).stdout
+        done = subprocess.CompletedProcess[str](argv, 1)
+
+        def succeeds() -> bool:
+            nonlocal done
+            done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60)
+            return done.returncode == 0
+
+        wait_for(succeeds, what=lambda: f"{argv}: {done.stderr}")
+        return done.stdout
 
     def wait_idle(self) -> None:
-        """Wait until all nodes take jobs."""
-        wait_for(lambda: self.ask("sinfo", "-h", "-t", "idle", "-p", "main", "-o", "%D").strip() == str(self.count))
+        """Wait until all nodes take jobs (one that is "idle*" does not answer)."""
+        wait_for(lambda: self.ask("sinfo", "-h", "-N", "-p", "main", "-o", "%T").split() == ["idle"] * self.count)
 
     def stop(self) -> None:
         """Stop all: nodes first, so that they can say goodbye, then what was started first last."""

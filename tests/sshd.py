@@ -46,9 +46,13 @@ def make_key(path: Path, kind: str = "ed25519", passphrase: str = "") -> Path:
     return path
 
 
+# A server that has not started yet holds its port by this.
+_given: set[int] = set()
+
+
 def free_port(addresses: Sequence[str] = ADDRESSES) -> int:
-    """A port below the ephemeral range that is free on all the addresses."""
-    for port in random.SystemRandom().sample(range(20000, 32000), 50):
+    """A port below the ephemeral range that is free on all the addresses; another one each time."""
+    for port in random.SystemRandom().sample(sorted({*range(20000, 32000)} - _given), 50):
         try:
             with contextlib.ExitStack() as stack:
                 for address in addresses:
@@ -58,6 +62,7 @@ def free_port(addresses: Sequence[str] = ADDRESSES) -> int:
                     probe.bind((address, port))
         except OSError:
             continue
+        _given.add(port)
         return port
     raise AssertionError(f"no free port on {addresses}")
 

@@ -480,10 +480,14 @@ class Slurm:
         limits = (f"--immediate={TAKE_SECONDS}", f"--time={TAKE_MINUTES}", "--nodes=1", "--job-name=batchai-doctor")
         asked = ["salloc", "--no-shell", *gpus_of(self._document), *self._document.words, *limits]
         done = self._run(asked, timeout=TAKE_SECONDS + ASK_SECONDS)
-        granted = re.search(r"Granted job allocation (\d+)", done.err)
-        if done.code or not granted:
-            raise self._error(asked, done)
-        return int(granted[1])
+        if not done.code and (granted := re.search(r"Granted job allocation (\d+)", done.err)):
+            return int(granted[1])
+        # As "Connection timed out", or, if the controller has started again meanwhile, as a job that it doesn't know.
+        if "queued and waiting" in done.err:
+            raise ClusterError(
+                f"cluster '{self._cluster}': Slurm gave no node within {TAKE_SECONDS} s; try again when one is free"
+            )
+        raise self._error(asked, done)
 
     def _sbatch(self, request: StartRequest) -> list[str]:
         name = _name(request)
@@ -542,15 +546,20 @@ class Slurm:
         if done.code == 127:
             remedy = "put Slurm's commands on its PATH" + ("" if self._document.login else ", or name a login node (login)")
             return ClusterError(f"{title}: there is no {argv[0]} on {where}; {remedy}")
+        if no_step := re.search(r"Task launch for \S+ failed on (node .+)", done.err):
+            return ClusterError(f"{title}: {no_step[1]}; is its slurmd up?")
         if _AWAY.search(done.err):
             return ClusterError(f"{title}: Slurm's controller doesn't answer on {where} ({said}); try again when it does")
-        if argv[0] in ("sbatch", "salloc"):
+        if argv[0] in ("sbatch", "salloc") and done.code > 0:
             asked = shlex.join([argv[0], *itertools.takewhile(lambda word: not word.startswith("--ntasks"), argv[2:])])
-            return ClusterError(
-                f"{title}: Slurm refuses the job: {said}; correct the cluster document, the job's slurm block or its nodeCount"
-                f" ({asked})"
-            )
-        return ClusterError(f"{title}: {argv[0]} failed on {where}: {said or f'exit code {done.code}'}")
+            remedy = "correct the cluster document, the job's slurm block or its nodeCount"
+            # Said of nodes that are down or drained, too, and of all in the seconds after the controller's start.
+            if "node configuration" in said and (away := [node for node in self._nodes() if node.state is NodeState.UNUSABLE]):
+                remedy = f"wait for its nodes ({len(away)} away, as {away[0].place.name}: {away[0].why}), or {remedy}"
+            return ClusterError(f"{title}: Slurm refuses the job: {said}; {remedy} ({asked})")
+        # SIGPIPE, where munge ends while they talk to it: then they say nothing.
+        how = f"exit code {done.code}" if done.code > 0 else "a signal ended it; is munge up there? Try again"
+        return ClusterError(f"{title}: {argv[0]} failed on {where}: {said or how}")
 
 
 def _name(request: StartRequest) -> str:

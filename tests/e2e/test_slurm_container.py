@@ -97,6 +97,7 @@ def test_a_job_on_two_nodes(
     assert run.info.status == "FAILED" and sentence in run.data.tags["batchai.reason"]
     world.wait(lambda: not [path for path in roots.iterdir() if path.is_dir()], what="the nodes' folders go")
     world.wait(lambda: not slurm.ask("squeue", "-h"), what="jobs are left")
+    world.wait(lambda: not world.followers(), what="a follower still asks Slurm")
 
 
 def test_scancel_lets_ranks_save(
@@ -122,6 +123,7 @@ def test_scancel_lets_ranks_save(
     world.wait(lambda: not inside & containers(), what="containers are left")
     world.wait(lambda: not list(roots.iterdir()), what="the nodes' folders go")
     world.wait(lambda: not slurm.ask("squeue", "-h"), what="jobs are left")
+    world.wait(lambda: not world.followers(), what="a follower still asks Slurm")
 
 
 def containers() -> set[int]:

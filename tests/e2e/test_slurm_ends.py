@@ -63,6 +63,7 @@ def test_a_prolog_that_fails(world: Any, monkeypatch: pytest.MonkeyPatch) -> Non
         run = ended(world, run)
         assert run.info.status == "FINISHED" and run.data.tags["batchai.attempt"] == "2"
         world.wait(lambda: not slurm.ask("squeue", "-h"), what="jobs are left")
+        world.wait(lambda: not world.followers(), what="a follower still asks Slurm")
 
 
 def test_slurms_time_limit(world: Any, here: HereClient, slurm: SlurmDaemons) -> None:
@@ -71,7 +72,7 @@ def test_slurms_time_limit(world: Any, here: HereClient, slurm: SlurmDaemons) ->
     here.submit(world.project(WAITS, batchai=RETRIED))
     run = running(world)
     number = slurm.ask("squeue", "-h", "-o", "%i").strip()
-    slurm.ask("scontrol", "update", f"jobid={number}", "EndTime=now+1")
+    slurm.ask("scontrol", "update", f"jobid={number}", "EndTime=now+5")
     run = ended(world, run)
     assert run.info.status == "FAILED"
     assert run.data.tags["batchai.reason"].startswith(f"Slurm job {number} has reached Slurm's time limit: raise constraints")

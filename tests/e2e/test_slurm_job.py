@@ -151,6 +151,7 @@ def test_looking_into_nodes(
     checks = {check["name"]: check["text"] for check in found["checks"]}
     assert list(checks) == ["reachable", "python", "training", "GPUs", "share", "folder"] and found["ready"] == 1, checks
     assert checks["reachable"].startswith("Slurm gave n") and checks["GPUs"].startswith("1")
+    slurm.wait_idle()
     here.submit(world.project(WAITS, batchai=config(2)))
     run = running(world)
     (job, where), line = slurm.ask("squeue", "-h", "-o", "%i %N").split(), "echo $SLURM_JOB_ID $SLURMD_NODENAME; exit 3"

@@ -167,6 +167,7 @@ def test_no_step_runs_without_what_agents_are_told(tmp_path: Path) -> None:
         (Result(1, "", "slurm_load_jobs error: Invalid job id specified"), "gone", "remembers no more of it"),
         (Result(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"), "unknown", "try again"),
         (Result(1, "", "slurm_load_jobs error: Transport endpoint is not connected"), "unknown", "try again"),
+        (Result(-13, "", ""), "unknown", "squeue failed on this machine: a signal ended it; is munge up there? Try again"),
         (Result(127, "", "squeue: not found"), "unknown", "there is no squeue on this machine"),
     ],
 )
@@ -288,6 +289,52 @@ def test_a_share_that_a_node_does_not_see(tmp_path: Path) -> None:
         node.machine.ask("facts")
     slurm.close()
     assert runner.ran[-1] == ("scancel", "77") and "--gres=gpu:4" in next(argv for argv in runner.ran if argv[0] == "salloc")
+
+
+def test_a_munge_that_ends_is_no_refusal() -> None:
+    """SIGPIPE kills sbatch then; over SSH such a command has no exit code."""
+    for code in (-13, -1):
+        with pytest.raises(ClusterError, match=r"^cluster 'c': sbatch failed on this machine: a signal ended it; is munge up"):
+            engine(Answers(sbatch=Result(code, "", ""))).check(2)
+
+
+def test_a_node_whose_daemon_is_away() -> None:
+    """Its words are those of a controller that is."""
+    words = "srun: error: Task launch for StepId=1.2 failed on node n1: Communication connection failure\n"
+    ends = "srun: error: Application launch failed: Communication connection failure\nsrun: Job step aborted\n"
+    node = engine(Answers(srun=Result(1, "", words + ends))).find("n1", HANDLE)
+    with pytest.raises(ClusterError, match=r"^cluster 'c': node n1: Communication connection failure; is its slurmd up\?$"):
+        node.machine.ask("facts")
+
+
+@pytest.mark.parametrize("last", ["Connection timed out", "Invalid job id specified"])
+def test_doctor_finds_no_node_free(last: str) -> None:
+    """The first is what salloc says of nodes that are taken all the time; its controller is there."""
+    words = f"salloc: Pending job allocation 77\nsalloc: job 77 queued and waiting for resources\nsalloc: error: {last}\n"
+    (node,) = engine(Answers(salloc=Result(1, "", words))).nodes
+    with pytest.raises(ClusterError, match=r"^cluster 'c': Slurm gave no node within 30 s; try"):
+        node.machine.ask("facts")
+
+
+@pytest.mark.parametrize(
+    ("sinfo", "remedy"),
+    [
+        (
+            "n0|gpu|idle|none\nn1|gpu|down*|Not responding\n",
+            r"wait for its nodes \(1 away, as n1: .* down\*: Not r.*\), or correct",
+        ),
+        (
+            "n0|gpu|unknown|none\nn1|gpu|unknown|none\n",
+            r"wait for its nodes \(2 away, as n0: Slurm has it unknown\), or correct",
+        ),
+        ("n0|gpu|idle|none\nn1|gpu|mixed|none\n", "correct the cluster document, the job.s slurm block or its nodeCount"),
+    ],
+)
+def test_nodes_that_are_away_are_told(sinfo: str, remedy: str) -> None:
+    """Slurm refuses a job for them in the words for one that never can run, so in the seconds after its controller's start."""
+    refused = Result(1, "", "allocation failure: Requested node configuration is not available")
+    with pytest.raises(ClusterError, match=f"Slurm refuses the job: .* is not available; {remedy} "):
+        engine(Answers(sbatch=refused, sinfo=sinfo)).check(2)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator
-from datetime import datetime, timedelta
 from typing import Any
 
 import psutil
@@ -94,7 +93,7 @@ def test_the_controller_is_away_for_a_minute(world: Any, cluster: SlurmDaemons, 
     cluster.kill(crippled)
     run = ended(world, loses)
     assert (run.info.status, run.data.tags["batchai.errorCode"]) == ("FAILED", "NodeLost")
-    assert run.data.tags["batchai.reason"].startswith("node-1 has not been heard of for 6")
+    assert run.data.tags["batchai.reason"].startswith("node-1 has not been heard of for ")
     assert time.monotonic() - began > 60 and world.client.get_run(stays.info.run_id).info.status == "RUNNING"
     for name in ("slurmctld", crippled):
         cluster.start(name)
@@ -135,8 +134,7 @@ def test_the_time_limit(world: Any, cluster: SlurmDaemons, here: HereClient) -> 
     """
     here.submit(world.project(train, batchai=config(2)))
     run = running(world)
-    soon = datetime.now() + timedelta(seconds=1)
-    cluster.ask("scontrol", "update", f"JobId={shown(cluster, run, '%i')}", f"EndTime={soon:%Y-%m-%dT%H:%M:%S}")
+    cluster.ask("scontrol", "update", f"JobId={shown(cluster, run, '%i')}", "EndTime=now+5")
     run = ended(world, run)
     assert run.info.status == "FAILED" and shown(cluster, run, "%T") == "TIMEOUT"
     assert world.log(run=run).count("saved") == 2
@@ -204,3 +202,4 @@ def test_a_job_that_slurm_has_forgotten(world: Any, here: HereClient, cli: Cli, 
         assert accounting or "but" not in lost.data.tags["batchai.reason"]
         assert not list((world.root / "share" / ".batchai").glob("slurm-*/batchai-*-1"))
         world.wait(lambda: not list((world.root / "node roots").iterdir()), what="the nodes' folders go")
+        world.wait(lambda: not world.followers(), what="a follower still asks Slurm")
