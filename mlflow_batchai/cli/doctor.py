@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -39,12 +40,16 @@ def _examined(cluster: clusters.Cluster) -> list[Check]:
     is_terminal = sys.stderr.isatty()
 
     def tell(sentence: str) -> None:
-        if not is_quiet():
-            click.echo(f"\r\x1b[K{sentence}" if is_terminal else f"batchai: {sentence}", nl=not is_terminal, err=True)
+        # Its reader may have gone; a node that Slurm gave has to be given back all the same.
+        with contextlib.suppress(OSError):
+            if not is_quiet():
+                click.echo(f"\r\x1b[K{sentence}" if is_terminal else f"batchai: {sentence}", nl=not is_terminal, err=True)
 
-    checks = examine(cluster, tell)
-    if is_terminal:
-        tell("")
+    try:
+        checks = examine(cluster, tell)
+    finally:
+        if is_terminal:
+            tell("")
     # Not if it was interrupted: a connection is closed when its question has been answered.
     cluster.engine.close()
     return checks

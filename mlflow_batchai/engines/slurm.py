@@ -60,8 +60,10 @@ LONGEST_WAIT_DAYS = 90
 _MARK = re.compile(r"batchai-\w+-\d+")
 # What Slurm's commands say without a controller, or where it ends while they talk to it.
 _AWAY = re.compile(
-    r"ontact slurm controller|timed out|standby mode|missing socket|Zero Bytes were|endpoint is not connected|Broken pipe"
-    r"|(Message|Communication) \w+ failure|Connection (reset|refused)|No route to host|Network is unreachable"
+    r"^(?:slurm_\w+|s(?:batch|queue|info|cancel|control|acct|alloc|run))(?: error)?: .*"
+    r"(?:ontact slurm controller|timed out|standby mode|missing socket|Zero Bytes were|endpoint is not connected|Broken pipe"
+    r"|(?:Message|Communication) \w+ failure|Connection (?:reset|refused)|No route to host|Network is unreachable)",
+    re.MULTILINE,
 )
 
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
@@ -547,15 +549,17 @@ class Slurm:
             remedy = "put Slurm's commands on its PATH" + ("" if self._document.login else ", or name a login node (login)")
             return ClusterError(f"{title}: there is no {argv[0]} on {where}; {remedy}")
         if no_step := re.search(r"Task launch for \S+ failed on (node .+)", done.err):
-            return ClusterError(f"{title}: {no_step[1]}; is its slurmd up?")
+            return ClusterError(f"{title}: {no_step[1]}" + "; is its slurmd up?" * ("ommunication" in no_step[1]))
         if _AWAY.search(done.err):
             return ClusterError(f"{title}: Slurm's controller doesn't answer on {where} ({said}); try again when it does")
         if argv[0] in ("sbatch", "salloc") and done.code > 0:
             asked = shlex.join([argv[0], *itertools.takewhile(lambda word: not word.startswith("--ntasks"), argv[2:])])
             remedy = "correct the cluster document, the job's slurm block or its nodeCount"
             # Said of nodes that are down or drained, too, and of all in the seconds after the controller's start.
-            if "node configuration" in said and (away := [node for node in self._nodes() if node.state is NodeState.UNUSABLE]):
-                remedy = f"wait for its nodes ({len(away)} away, as {away[0].place.name}: {away[0].why}), or {remedy}"
+            with contextlib.suppress(ClusterError):
+                nodes = self._nodes() if "node configuration" in said else ()
+                if away := [node for node in nodes if node.state is NodeState.UNUSABLE]:
+                    remedy = f"wait for its nodes ({len(away)} away, as {away[0].place.name}: {away[0].why}), or {remedy}"
             return ClusterError(f"{title}: Slurm refuses the job: {said}; {remedy} ({asked})")
         # SIGPIPE, where munge ends while they talk to it: then they say nothing.
         how = f"exit code {done.code}" if done.code > 0 else "a signal ended it; is munge up there? Try again"

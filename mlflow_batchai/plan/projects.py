@@ -64,7 +64,8 @@ def choose_inputs(
             continue
         found = scan_input(path, skip)
         if not found:
-            raise ParameterError(f"parameter '{name}': {path} holds no file to send (MLflow's store is not sent)")
+            never = "MLflow's store, $BATCHAI_HOME and the control share are not sent"
+            raise ParameterError(f"parameter '{name}': {path} holds no file to send ({never})")
         files += found
         entries = tuple(InputFile(file.path, file.sha256, file.size) for file in found)
         staged.append(StagedInput(name, variable, path.name, entries))

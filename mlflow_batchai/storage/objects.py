@@ -160,7 +160,7 @@ def scan_input(path: Path, skip: Collection[Path] = ()) -> list[StagedFile]:
 
 
 def _followed(path: Path, skip: Collection[Path], above: tuple[Path, ...] = ()) -> Iterator[Path]:
-    real = path.resolve()
+    real = Path(os.path.realpath(path))  # ``resolve`` raises RuntimeError for a link that names itself
     if real in skip or real in above:
         return
     if path.is_dir():

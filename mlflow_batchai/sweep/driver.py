@@ -34,8 +34,8 @@ from mlflow_batchai.sweep.sweeps import Sweep
 from mlflow_batchai.tracking import runs, stores
 
 LOOK_SECONDS, TROUBLE_SECONDS = 1.0, 5.0
-# Looks at which nobody drives the sweep, before that is said.
-MOST_MISSED = 3
+# Looks at which nobody drives the sweep, before that is said: its process may have met a store in trouble before it said so.
+MOST_MISSED = 8
 # How long the tracking store, the share or the cluster may be away.
 PATIENCE_SECONDS = 600.0
 # For how long a job that another machine submits, while the sweep is ended from here, may have a run and no folder yet.

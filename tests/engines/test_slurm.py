@@ -305,6 +305,17 @@ def test_a_node_whose_daemon_is_away() -> None:
     node = engine(Answers(srun=Result(1, "", words + ends))).find("n1", HANDLE)
     with pytest.raises(ClusterError, match=r"^cluster 'c': node n1: Communication connection failure; is its slurmd up\?$"):
         node.machine.ask("facts")
+    words = "srun: error: Task launch for StepId=1.2 failed on node n1: User not found on host\n"
+    node = engine(Answers(srun=Result(1, "", words))).find("n1", HANDLE)
+    with pytest.raises(ClusterError, match=r"^cluster 'c': node n1: User not found on host$"):
+        node.machine.ask("facts")
+
+
+def test_words_of_a_login_shell_are_not_slurms() -> None:
+    """Through a login node they stand before those of its commands."""
+    refused = "curl: (7) Failed to connect: Connection refused\nsbatch: error: invalid partition specified: gpu\n"
+    with pytest.raises(ClusterError, match="Slurm refuses the job: invalid partition specified"):
+        engine(Answers(sbatch=Result(1, "", refused))).check(2)
 
 
 @pytest.mark.parametrize("last", ["Connection timed out", "Invalid job id specified"])

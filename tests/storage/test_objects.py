@@ -88,6 +88,7 @@ def test_inputs_follow_links_and_circles_end(project, tmp_path):
     (tmp_path / "data" / "two").symlink_to(project)
     (project / "sub" / "round").symlink_to(tmp_path / "data")
     (project / "sub" / "dangling").symlink_to("nowhere")
+    (project / "sub" / "itself").symlink_to("itself")
     found = [file.path for file in scan_input(tmp_path / "data")]
     assert found == [*(f"data/{way}/{name}" for way in ("one", "two") for name in ("a.py", "big", "sub/same.py")), "data/x"]
     assert [file.path for file in scan_input(tmp_path / "data" / "x")] == ["x"]

@@ -358,7 +358,7 @@ def _read_all(channel: paramiko.Channel, receive: Callable[[int], bytes], until:
             parts.append(receive(65536))
             done = not parts[-1]
         except TimeoutError:
-            if time.monotonic() >= until:
+            if time.monotonic() >= until and not ended:
                 raise
             done = ended
         if done:

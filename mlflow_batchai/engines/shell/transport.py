@@ -57,10 +57,15 @@ class _Transport(paramiko.Transport):
 
         A refused channel is told to all who ask: several may have been refused, and paramiko keeps the last reason only.
         """
-        if self.is_active() and isinstance(self.saved_exception, paramiko.ChannelException):
+        refused = isinstance(self.saved_exception, paramiko.ChannelException)
+        if refused and self.is_active():
             return self.saved_exception
         error = super().get_exception()
-        return error if error is None or isinstance(error, paramiko.SSHException) else ConnectionResetError(str(error))
+        if error is None or refused:
+            return None
+        if isinstance(error, EOFError | OSError):
+            return ConnectionResetError(str(error))
+        return error if isinstance(error, paramiko.SSHException) else paramiko.SSHException(f"{type(error).__name__}: {error}")
 
     def _send_user_message(self, data: paramiko.Message) -> None:
         text = data.asbytes()
@@ -260,10 +265,10 @@ def _through_jump(target: Target, jump: Target, stack: contextlib.ExitStack) -> 
         channel = transport.open_channel("direct-tcpip", (target.host, target.port), ("127.0.0.1", 0), timeout=target.timeout)
     except (paramiko.SSHException, EOFError, OSError) as error:
         # The jump host itself may be fine, and others stand on it: its connection is left alone.
-        if isinstance(error, paramiko.ChannelException) and error.code == 1:
-            what = "it doesn't forward connections; set AllowTcpForwarding yes in its sshd_config"
-        elif not transport.is_active():
+        if not transport.is_active():
             what = "the connection was lost; check that the machine is up, then try again"
+        elif isinstance(error, paramiko.ChannelException) and error.code == 1:
+            what = "it doesn't forward connections; set AllowTcpForwarding yes in its sshd_config"
         else:
             said = error.text if isinstance(error, paramiko.ChannelException) else f"no answer within {target.timeout:g} s"
             what = f"{said}; check that {target.host} is right as seen from there, is up and has port {target.port} open"
