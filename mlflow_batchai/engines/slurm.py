@@ -60,7 +60,7 @@ LONGEST_WAIT_DAYS = 90
 _MARK = re.compile(r"batchai-\w+-\d+")
 # What Slurm's commands say without a controller, or where it ends while they talk to it.
 _AWAY = re.compile(
-    r"^(?:slurm_\w+|s(?:batch|queue|info|cancel|control|acct|alloc|run))(?: error)?: .*"
+    r"^(?:allocation failure|slurm_\w+|s(?:batch|queue|info|cancel|control|acct|alloc|run))(?: error)?: .*"
     r"(?:ontact slurm controller|timed out|standby mode|missing socket|Zero Bytes were|endpoint is not connected|Broken pipe"
     r"|(?:Message|Communication) \w+ failure|Connection (?:reset|refused)|No route to host|Network is unreachable)",
     re.MULTILINE,

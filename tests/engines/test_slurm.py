@@ -311,6 +311,13 @@ def test_a_node_whose_daemon_is_away() -> None:
         node.machine.ask("facts")
 
 
+def test_a_controller_that_is_away_when_a_job_is_checked() -> None:
+    """``--test-only`` says it without the command's name."""
+    for words in ("Unable to contact slurm controller (connect failure)", "Connection reset by peer"):
+        with pytest.raises(ClusterError, match="controller doesn't answer"):
+            engine(Answers(sbatch=Result(1, "", f"allocation failure: {words}"))).check(2)
+
+
 def test_words_of_a_login_shell_are_not_slurms() -> None:
     """Through a login node they stand before those of its commands."""
     refused = "curl: (7) Failed to connect: Connection refused\nsbatch: error: invalid partition specified: gpu\n"
