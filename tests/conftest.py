@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from azure_server import AzureServer
@@ -98,6 +99,26 @@ def _no_key_of_a_person(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 def _no_credentials_of_another_test(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each endpoint has a key of its own for the same account, and a process remembers what documents gave."""
     monkeypatch.setattr("mlflow_batchai.storage.credentials._remembered", {})
+
+
+@pytest.fixture
+def fails_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, BaseException], list[Any]]:
+    """Have the first call of a method of MLflow's client raise; the list holds that call's arguments once it was made."""
+    from mlflow.tracking import MlflowClient
+
+    def arm(call: str, error: BaseException) -> list[Any]:
+        real, failed = getattr(MlflowClient, call), []
+
+        def method(*arguments: Any, **options: Any) -> Any:
+            if not failed:
+                failed.append(arguments)
+                raise error
+            return real(*arguments, **options)
+
+        monkeypatch.setattr(MlflowClient, call, method)
+        return failed
+
+    return arm
 
 
 @pytest.fixture

@@ -236,25 +236,14 @@ def create(
         UsageError: the named run doesn't exist or isn't active, or has another value for a parameter.
     """
     from mlflow.entities import Param, RunTag
-    from mlflow.exceptions import MlflowException
 
     parameters = {name: plain(value) for name, value in parameters.items()}
-    if run_id:
-        try:
-            run = mlflow.get_run(run_id)
-        except MlflowException as error:
-            raise UsageError(f"--run-id {run_id}: {error.message}") from error
-        if run.info.lifecycle_stage != "active":
-            raise UsageError(f"--run-id {run_id}: the run is deleted")
-        clash = [name for name, value in parameters.items() if run.data.params.get(name, value) != value]
-        if clash:
-            raise UsageError(
-                f"--run-id {run_id}: the run has another value for parameter '{clash[0]}', and values can't be changed"
-            )
-    else:
-        run = mlflow.create_run(experiment_id, tags=_as_stored("", tags), run_name=run_name)
-    with contextlib.nullcontext() if run_id else fails_with_it(mlflow, run.info.run_id):
-        if not run_id:
+    with contextlib.ExitStack() as undo:
+        if run_id:
+            run = _named(mlflow, run_id, parameters)
+        else:
+            run = mlflow.create_run(experiment_id, tags=_as_stored("", tags), run_name=run_name)
+            undo.enter_context(fails_with_it(mlflow, run.info.run_id))
             # At once: a run without it is nobody's, should its submitter die now.
             mac = _as_stored(signature(run.info.run_id, tags), tags)[TAG_MAC]
             mlflow.set_tag(run.info.run_id, TAG_MAC, mac)
@@ -267,6 +256,24 @@ def create(
             forget(mlflow, run_id, [name for name in run.data.tags if name.startswith("batchai.") and name not in stored])
             mlflow.log_batch(run.info.run_id, tags=[RunTag(name, value) for name, value in stored.items()])
         mlflow.update_run(run.info.run_id, status="SCHEDULED", name=run_name if run_id and run_name else None)
+    return run
+
+
+def _named(mlflow: MlflowClient, run_id: str, parameters: Mapping[str, str]) -> Run:
+    """A run that was there before, if it can have these parameters; UsageError as of ``create``."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        run = mlflow.get_run(run_id)
+    except MlflowException as error:
+        raise UsageError(f"--run-id {run_id}: {error.message}") from error
+    if run.info.lifecycle_stage != "active":
+        raise UsageError(f"--run-id {run_id}: the run is deleted")
+    clash = [name for name, value in parameters.items() if run.data.params.get(name, value) != value]
+    if clash:
+        raise UsageError(
+            f"--run-id {run_id}: the run has another value for parameter '{clash[0]}', and values can't be changed"
+        )
     return run
 
 

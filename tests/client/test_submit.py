@@ -14,7 +14,6 @@ from types import SimpleNamespace
 import pytest
 from idle_engine import Engine
 from mlflow.exceptions import MlflowException
-from mlflow.tracking import MlflowClient
 from plans import bare_plan
 
 from mlflow_batchai.agent import protocol
@@ -184,17 +183,9 @@ def test_ctrl_c_while_submitting(scene):
         (KeyboardInterrupt(), "KILLED", "interrupted while it was being submitted"),
     ],
 )
-def test_a_store_that_fails_when_the_run_was_only_just_made(scene, monkeypatch, call, error, status, reason):
+def test_a_store_that_fails_when_the_run_was_only_just_made(scene, fails_once, call, error, status, reason):
     """At its signature, or when it is to be SCHEDULED: no run is left that waits for nothing."""
-    real, failed = getattr(MlflowClient, call), []
-
-    def fails_once(*arguments, **options):
-        if not failed:
-            failed.append(arguments)
-            raise error
-        return real(*arguments, **options)
-
-    monkeypatch.setattr(MlflowClient, call, fails_once)
+    fails_once(call, error)
     with pytest.raises(type(error)):
         scene.submit()
     run = scene.run()

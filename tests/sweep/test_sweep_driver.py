@@ -297,7 +297,7 @@ def test_what_is_away_is_waited_for(store, toys, monkeypatch, capsys, error: Exc
 
 
 @pytest.mark.parametrize("call", ["search_runs", "download_artifacts", "set_tag"])
-def test_a_store_that_hangs_up_when_its_process_begins(store, toys, monkeypatch, capsys, call: str) -> None:
+def test_a_store_that_hangs_up_when_its_process_begins(store, toys, fails_once, monkeypatch, capsys, call: str) -> None:
     """Whoever began the sweep waits for this process, and starts no other."""
     toys.sweep = begin(store)
     monkeypatch.setattr(driver, "JobStarter", lambda sweep, say: toys)
@@ -307,15 +307,7 @@ def test_a_store_that_hangs_up_when_its_process_begins(store, toys, monkeypatch,
     monkeypatch.setattr(driver.stores, "bound_calls", lambda: None)
     monkeypatch.setattr(driver.sys, "argv", ["-m", toys.sweep.run_id])
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store.address)
-    real, failed = getattr(MlflowClient, call), []
-
-    def fails_once(*arguments, **options):
-        if not failed:
-            failed.append(arguments)
-            raise MlflowException("it hung up")
-        return real(*arguments, **options)
-
-    monkeypatch.setattr(MlflowClient, call, fails_once)
+    failed = fails_once(call, MlflowException("it hung up"))
     driver.main()
     assert failed and toys.started == [1, 2, 3, 4]
     assert sweeps.find(store, toys.sweep.run_id).info.status == "FINISHED"

@@ -36,7 +36,7 @@ if _logger.level == logging.NOTSET:
 
 
 class _Transport(paramiko.Transport):
-    """paramiko's, with two changes to sending, and one to what is told of a failure.
+    """paramiko's transport, with two changes in how it sends, and one in which error a failed request raises.
 
     The CLOSE of a channel can be held back until whoever writes to it has stopped: paramiko answers the server's CLOSE from a
     thread of its own. What another thread is just sending may then come behind that answer, and OpenSSH ends the whole

@@ -278,21 +278,30 @@ def test_a_write_that_finds_the_connection_ended_before_the_reader_does(nodes, r
     assert connection.run(["echo", "back"]).out == "back\n"
 
 
-def test_a_command_whose_connection_drops_is_not_sent_again(nodes, reach):
-    connection = reach(nodes[0])
-    marks = nodes[0].home / "marks"
+@contextlib.contextmanager
+def dropped_after(node, mark):
+    """A node whose connections are dropped once a file is there."""
 
     def drop():
-        wait_for(marks.exists)
-        nodes[0].drop()
+        wait_for(mark.exists)
+        node.drop()
 
     dropper = threading.Thread(target=drop)
     dropper.start()
-    with pytest.raises(
-        ConnectionLostError, match=r"the connection was lost while sh ran; check that the machine is up, then try again$"
+    yield
+    dropper.join()
+
+
+def test_a_command_whose_connection_drops_is_not_sent_again(nodes, reach):
+    connection = reach(nodes[0])
+    marks = nodes[0].home / "marks"
+    with (
+        dropped_after(nodes[0], marks),
+        pytest.raises(
+            ConnectionLostError, match=r"the connection was lost while sh ran; check that the machine is up, then try again$"
+        ),
     ):
         connection.run(["sh", "-c", "echo x >> marks; sleep 1; echo y >> marks"])
-    dropper.join()
     # What ran goes on, once.
     wait_for(lambda: marks.read_text() == "x\ny\n")
     assert connection.run(["cat", "marks"]).out == "x\ny\n"
@@ -301,19 +310,13 @@ def test_a_command_whose_connection_drops_is_not_sent_again(nodes, reach):
 def test_output_that_the_end_of_the_connection_cuts_off(nodes, reach):
     """The exit code has come before it: all the same the result is not taken for whole."""
     connection = reach(nodes[0])
-    mark = nodes[0].home / "coded"
-
-    def drop():
-        wait_for(mark.exists)
-        nodes[0].drop()
-
-    dropper = threading.Thread(target=drop)
-    dropper.start()
     # sshd tells the code at once; what runs on writes in its place, so that nobody takes silence for the end.
     script = "(sleep 0.3; touch coded; while echo more; do sleep 0.05; done) & echo some; exit 3"
-    with pytest.raises(ConnectionLostError, match="the connection was lost while sh ran"):
+    with (
+        dropped_after(nodes[0], nodes[0].home / "coded"),
+        pytest.raises(ConnectionLostError, match="the connection was lost while sh ran"),
+    ):
         connection.run(["sh", "-c", script])
-    dropper.join()
 
 
 def test_a_connection_that_ends_just_before_a_command_is_started(nodes, reach, monkeypatch):
